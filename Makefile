@@ -1,4 +1,4 @@
-# make train | test | test-long | test-extras | nightly | lint | docs | pictures | bench, on a fresh machine too: the
+# make train | test | test-slow | test-extras | nightly | lint | docs | pictures | bench, on a fresh machine too: the
 # first call makes the virtual environment, and each call installs what it needs and is not there yet.
 #   PYTHON=python3.12   another interpreter for the virtual environment
 #   PYTEST_ARGS="-k coverage -x"   more arguments for pytest
@@ -29,7 +29,7 @@ PYTHONS := $(or $(PYTHON),python3.13 python3.12 python3.11 python3)
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
 .NOTPARALLEL: # targets install into one virtual environment
-.PHONY: train test test-long test-extras nightly lint docs pictures format bench clean
+.PHONY: train test test-slow test-extras nightly lint docs pictures format bench clean
 
 train: $(INSTALLED)
 	$(BIN)/python -m jaxrl.train --config configs/coma_quick.yaml
@@ -39,13 +39,13 @@ train: $(INSTALLED)
 test: $(INSTALLED)-test
 	$(PYTEST) $(PYTEST_ARGS)
 
-test-long: $(INSTALLED)-test
-	JAXRL_TEST_XLA_FLAGS= $(PYTEST) -m long $(PYTEST_ARGS)
+test-slow: $(INSTALLED)-test
+	JAXRL_TEST_XLA_FLAGS= $(PYTEST) -m "slow or bench" $(PYTEST_ARGS)
 
-# The tests that need them, the long ones too; without these packages every target skips them.
+# The tests that need them, slow ones and those of benchmarks, too; without these packages every target skips them.
 test-extras: $(INSTALLED)
 	$(PIP_INSTALL) --editable '.[test,$(EXTRAS)]' $(TEST_PACKAGES)
-	$(PYTEST) -m "needs and not fuzz" $(PYTEST_ARGS)
+	$(PYTEST) -m needs $(PYTEST_ARGS)
 
 # Every test, compiled as users' programs are: the default run tells the compiler to be quick.
 nightly: $(INSTALLED)-test

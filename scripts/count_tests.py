@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-TARGETS = ("test", "test-long", "test-extras", "nightly")
+TARGETS = ("test", "test-slow", "test-extras", "nightly")
 EXTRAS_TARGET = "test-extras"
 MODULES = {  # names of imported packages whose distribution has another name
     "mujoco_playground": "playground",
@@ -65,13 +65,13 @@ def read_selections() -> dict[str, str]:
 
 
 def is_selected(test: Test, expression: str) -> bool:
-    """Return whether pytest's expression of marks, such as "long and not fuzz", selects a test; "" selects all."""
+    """Return whether pytest's expression of marks, such as "slow or bench", selects a test; "" selects all."""
     marks = collections.defaultdict(bool, dict.fromkeys(test.marks, True))
     return not expression or bool(eval(expression, {"__builtins__": {}}, marks))
 
 
-def read_environments() -> list[frozenset[str]]:
-    """Return the names of the distributions that `make test-extras` installs, in each of its environments."""
+def read_extras() -> list[dict[str, frozenset[str]]]:
+    """Return what `make test-extras` installs in each of its environments: {extra or package: distributions}."""
     makefile = (ROOT / "Makefile").read_text()
     optional = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     variables = dict(re.findall(r"^(\w+) \?= (.*)$", makefile, re.MULTILINE))
@@ -81,26 +81,33 @@ def read_environments() -> list[frozenset[str]]:
         ("cuda12", "jax-cuda12-plugin"),  # which jax[cuda12] brings
     ]
     result = []
-    for extras, others in environments:
-        words = [word for extra in ("test", *extras.split(",")) for word in optional[extra]] + others.split()
-        result.append(frozenset(re.split(r"[\[<>=~]", word)[0] for word in words))
+    for extras, packages in environments:
+        requirements = {extra: optional[extra] for extra in extras.split(",")} | {
+            name: [name] for name in packages.split()
+        }
+        result.append(
+            {
+                name: frozenset(re.split(r"[\[<>=~]", word)[0].replace("_", "-") for word in words)
+                for name, words in requirements.items()
+            }
+        )
     return result
 
 
-def can_import(packages: frozenset[str], environment: frozenset[str]) -> bool:
-    """Return whether an environment with these distributions has all packages."""
-    distributions = {MODULES.get(name, name.replace("_", "-")) for name in packages}
-    return distributions - {""} <= environment | {name.replace("_", "-") for name in environment}
+def find_distributions(packages: frozenset[str]) -> frozenset[str]:
+    """Return the distributions that have these packages."""
+    return frozenset(MODULES.get(name, name.replace("_", "-")) for name in packages) - {""}
 
 
 def count(tests: Mapping[str, Test]) -> tuple[dict[str, int], list[str]]:
     """Return the number of tests that each target runs, and the tests that none runs."""
     counts, left = dict.fromkeys(TARGETS, 0), []
-    selections, environments = read_selections(), read_environments()
+    selections = read_selections()
+    environments = [frozenset().union(*extras.values()) for extras in read_extras()]
     for name, test in tests.items():
         targets = [target for target, expression in selections.items() if is_selected(test, expression)]
         if test.packages:
-            installed = any(can_import(test.packages, environment) for environment in environments)
+            installed = any(find_distributions(test.packages) <= environment for environment in environments)
             targets = [target for target in targets if target == EXTRAS_TARGET and installed]
         for target in targets:
             counts[target] += 1

@@ -1,5 +1,6 @@
 """JAX for all tests: a quick compiler, eight CPU devices, no silent promotion of types, compiled programs kept."""
 
+import collections
 import gc
 import importlib.metadata
 import importlib.util
@@ -41,6 +42,23 @@ if _FORMER is None:
     del os.environ["XLA_FLAGS"]
 else:
     os.environ["XLA_FLAGS"] = _FORMER
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shard", default="1/1", help="I/N: run part I of N of the tests, whole files")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the files of this shard: the largest file goes first, each to the shard that has the fewest tests."""
+    shard, shards = map(int, config.getoption("shard").split("/"))
+    sizes = collections.Counter(item.path for item in items)
+    totals = dict.fromkeys(range(1, shards + 1), 0)
+    shard_by_file = {}
+    for path, size in sorted(sizes.items(), key=lambda pair: (-pair[1], pair[0])):
+        shard_by_file[path] = min(totals, key=totals.__getitem__)
+        totals[shard_by_file[path]] += size
+    config.hook.pytest_deselected(items=[item for item in items if shard_by_file[item.path] != shard])
+    items[:] = [item for item in items if shard_by_file[item.path] == shard]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -166,7 +166,7 @@ def test_brax_steps_as_brax_does_and_tells_ends_apart():
 
 
 @pytest.mark.needs("mujoco_playground")
-@pytest.mark.long
+@pytest.mark.slow
 def test_playground_steps_as_playground_does():
     playground = load("playground")
     with quiet():
@@ -313,7 +313,7 @@ def cases(table, *marks):
     return [with_package(library, *case, marks=marks) for library in table for case in table[library]]
 
 
-@pytest.mark.parametrize(("library", "name", "settings"), [*cases(CHECKED), *cases(LONG, pytest.mark.long)])
+@pytest.mark.parametrize(("library", "name", "settings"), [*cases(CHECKED), *cases(LONG, pytest.mark.slow)])
 def test_contract(library, name, settings):
     physics = library in ("brax", "playground")  # whose sums depend on the batch by rounding
     check_env(
@@ -453,6 +453,22 @@ def test_a_made_up_package(monkeypatch):
     assert ends(rows) == (True, False)
     assert ends(episode(env, [[-1.0, 0.0]] * 3)) == (False, True)
     check_env(env, random=False)
+
+
+def test_every_step_has_a_key_of_its_own(monkeypatch):
+    """What a package draws in a step is what its key gives, which depends on the episode and the step."""
+
+    class Noisy(Walk):
+        def step_env(self, key, state, action, params):
+            place = jax.random.uniform(key)
+            return self.observation(place), state | {"time": state["time"] + 1, "place": place}, 0.0, False, {}
+
+    module(monkeypatch, "gymnax", registered_envs=["Noisy"], make=lambda _: (Noisy(), Limit()))
+    env = make("gymnax:Noisy")
+    drawn = [[float(row.observation[0, 4]) for row in episode(env, [[0.0, 0.0]] * 3, seed)[1:]] for seed in (0, 1)]
+    step_key = keys_of(1)[1]
+    np.testing.assert_allclose(drawn[1], [jax.random.uniform(step_key(t)) for t in range(3)])
+    assert len({*drawn[0], *drawn[1]}) == 6
 
 
 def test_a_number_without_a_choice(monkeypatch):
@@ -755,7 +771,7 @@ def test_refused_teams_of_several_types(monkeypatch, name, team, sentence):
         hunt(monkeypatch, f"hunt_{name}", team)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_team_of_several_types_trains(tmp_path, monkeypatch):
     """Each type has parameters of its own, and the run says what each earns."""
     monkeypatch.chdir(tmp_path)

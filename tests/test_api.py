@@ -20,6 +20,7 @@ import numpy as np
 import optax
 import pytest
 from flax import linen as nn
+from helpers.cases import by_day
 from helpers.tiny import Corridor, PointMass, TinyQ
 from scipy import stats
 
@@ -44,7 +45,7 @@ TINY: dict[str, Any] = {"num_envs": 8, "devices": 1, "total_env_steps": 640}
 SLOW = ("own_network.py", "seeds.py", "play.py")
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long if name in SLOW else ()) for name in FILES])
+@pytest.mark.parametrize("name", by_day(FILES, {*FILES} - {*SLOW}))
 def test_code_of_the_page(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     assert "._" not in FILES[name]
     monkeypatch.chdir(tmp_path)
@@ -83,7 +84,7 @@ def test_a_class_of_the_script_itself_is_warned_of_before_training(monkeypatch: 
         assert "Corridor is defined in __main__" in caplog.text and "TinyQ" not in caplog.text
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_one_function_for_all_seeds_computes_what_runs_do(tmp_path: Path) -> None:
     run = jaxrl.make_train(TinyQ, Corridor, **TINY)
     policies, metrics = jax.jit(jax.vmap(run))(jax.vmap(jax.random.key)(jnp.arange(3)))
@@ -233,7 +234,7 @@ def test_an_optimizer_of_ones_own_sees_the_layers_and_has_its_own_rate() -> None
         np.testing.assert_allclose(after, before - 0.1 * (1 + decay), rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_with_an_optimizer_that_stands_still_nothing_moves() -> None:
     settings = {"hidden_size": 8, "depth": 1, "batch_size": 8, "buffer_size": 256, "random_steps": 64, "num_envs": 8}
     still = {"actor": optax.set_to_zero()}
@@ -398,7 +399,7 @@ def test_networks_of_ones_own_are_checked(networks: Any, sentence: str) -> None:
         jaxrl.make_train("sac", PointMass, networks=networks, num_envs=8, total_env_steps=64)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_policy_needs_no_optimizer(tmp_path: Path) -> None:
     settings = {"hidden_size": 8, "depth": 1, "batch_size": 8, "buffer_size": 256, "num_envs": 8}
     done = jaxrl.train(
@@ -417,7 +418,7 @@ def test_coverage_needs_the_whole_time_step() -> None:
         policy(jnp.zeros((2, *policy.env.spec.observation.shape)))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_masks_of_ones_own() -> None:
     """A mask decides the action, or is refused: never ignored."""
     sizes = {"num_envs": 4, "rollout_steps": 4, "num_minibatches": 1, "total_env_steps": 16, "hidden_size": 4}

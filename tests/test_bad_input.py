@@ -14,6 +14,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from helpers.cases import by_day
 from helpers.tiny import Corridor
 
 import bench.harness.measure
@@ -159,9 +160,7 @@ def check(
     assert contents(run.parents[1], here) == before
 
 
-@pytest.mark.parametrize(
-    "what", [pytest.param(what, marks=pytest.mark.long if what == "weights of another scale" else ()) for what in USAGE]
-)
+@pytest.mark.parametrize("what", by_day(USAGE, {*USAGE} - {"weights of another scale"}))
 def test_usage(what: str, finished: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     check(USAGE[what][0], 2, USAGE[what][1], finished, here, capsys)
 
@@ -182,7 +181,7 @@ def test_too_many_snakes_to_look_through(
     ("module", "argv", "code", "expected", "platform"),
     [
         ("jaxrl.train", "--algo comma", 2, "unknown algorithm 'comma': did you mean 'coma'?", "cpu"),
-        pytest.param("jaxrl.train", "--resume nowhere", 2, "nowhere does not exist", "cpu", marks=pytest.mark.long),
+        pytest.param("jaxrl.train", "--resume nowhere", 2, "nowhere does not exist", "cpu", marks=pytest.mark.slow),
         ("jaxrl.train", "--algo coma", 1, "JAX cannot use JAX_PLATFORMS='abacus' here", "abacus"),
     ],
 )
@@ -196,7 +195,7 @@ def test_the_real_command(module: str, argv: str, code: int, expected: str, plat
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_while_programs_are_compiled(number: signal.Signals, tmp_path: Path) -> None:
     """Threads that compile must not see the end of Python, which some of them answer with a segmentation fault."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache")}

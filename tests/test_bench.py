@@ -21,7 +21,7 @@ from envs_jax.batch import batched
 from jaxrl.cli import flags as command_line
 from jaxrl.nn import networks
 
-pytestmark = pytest.mark.long  # of benchmarks, not of the product
+pytestmark = pytest.mark.bench
 
 ENV, ALGO = "helpers.tiny:Corridor", "helpers.tiny:TinyQ"
 RATES = rates.Rates(1e9, 1e8, {"float32": 2e9, "bfloat16": 1e9}, {"conv": 1e9}, 4, "float32")
@@ -167,7 +167,7 @@ def entry(monkeypatch):
     return system
 
 
-@pytest.mark.parametrize(("devices", "sizes"), [pytest.param(1, (2, 4), marks=pytest.mark.long), (2, (4,))])
+@pytest.mark.parametrize(("devices", "sizes"), [pytest.param(1, (2, 4), marks=pytest.mark.slow), (2, (4,))])
 def test_environment_throughput(entry, devices, sizes):
     settings = {"num_agents": 1, "length": 4, "horizon": 10}
     request = env_throughput.Request(
@@ -247,7 +247,7 @@ def test_training_throughput(whole):
     assert row["bytes_per_env"] == row["bytes_per_device"]  # one environment per device
 
 
-@pytest.mark.parametrize("sizes", [(8,), pytest.param((8, 16), marks=pytest.mark.long)])
+@pytest.mark.parametrize("sizes", [(8,), pytest.param((8, 16), marks=pytest.mark.slow)])
 def test_long_iterations_are_projected(entry, sizes):
     request = train_throughput.Request(tiny_config(devices=1), sizes, seconds=1e-12, rounds=1, torch=True)
     result = train_throughput.run(request, RATES, silent)
@@ -322,7 +322,7 @@ def test_verbs_write_json_and_table(whole, entry, quick_machine, tmp_path, capsy
     assert "| 8 |" in tables.markdown(trained) and "torch" not in tables.markdown(trained)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_compare(entry, quick_machine, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(compare.importlib.util, "find_spec", lambda name: None)
     preset = tmp_path / "tiny.yaml"

@@ -25,7 +25,7 @@ from bench.parity.comparison import Comparison, Figure
 from jaxrl.cli import train
 from jaxrl.rl.data_parallel import AXIS, REPLICATED, make_mesh, on_mesh
 
-pytestmark = pytest.mark.long  # of benchmarks, not of the product
+pytestmark = pytest.mark.bench
 
 ROOT = Path(__file__).parents[1]
 
@@ -313,7 +313,7 @@ def test_more_devices_make_as_many_updates_and_exchange_little_but_gradients(
 OPTIONAL = ("tensorboardX", "torch", "pytest", "hypothesis", "metaworld", "gymnasium")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_rehearsal_of_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed three times, wherever it is, and without any package that is optional."""
     blocked = f"import sys\nfor name in {OPTIONAL}: sys.modules[name] = None\n"

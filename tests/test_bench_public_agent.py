@@ -11,7 +11,7 @@ from envs_jax.base import make
 from jaxrl.evaluation import league
 from jaxrl.evaluation.policies import load
 
-pytestmark = pytest.mark.long  # of benchmarks, not of the product
+pytestmark = pytest.mark.bench
 
 GREEDY = '''
 def my_controller(seen, space, continuous):
@@ -26,7 +26,7 @@ def my_controller(seen, space, continuous):
 '''
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_program_that_plays_as_level_1_has_its_games(tmp_path, capsys):
     (tmp_path / "submission.py").write_text(GREEDY)
     agent = public_agent.load_agent(tmp_path / "submission.py")

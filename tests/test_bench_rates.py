@@ -6,7 +6,7 @@ import pytest
 from bench.harness import rates
 from bench.harness.timing import Timing
 
-pytestmark = pytest.mark.long  # of benchmarks, not of the product
+pytestmark = pytest.mark.bench
 
 
 def test_rates_are_work_over_time(monkeypatch):

@@ -13,7 +13,7 @@ from envs_jax.base import make
 from envs_jax.reach import goals
 from jaxrl.cli import flags as command_line
 
-pytestmark = pytest.mark.long  # of benchmarks, not of the product
+pytestmark = pytest.mark.bench
 
 real = pytest.mark.needs("metaworld")
 quiet = pytest.mark.filterwarnings("ignore")  # of the simulator's packages

@@ -11,7 +11,7 @@ from envs_jax.base import make
 from envs_jax.snakes.types import PUBLISHED
 from jaxrl.cli import flags as command_line
 
-pytestmark = pytest.mark.long  # of benchmarks, not of the product
+pytestmark = pytest.mark.bench
 
 
 def settings(env="snakes_3v3", **changes):

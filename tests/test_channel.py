@@ -59,7 +59,7 @@ EAST, WEST, NORTH = 3, 0, 2  # x + 5 m, x - 5 m, y + 5 m
         pytest.param(
             {"delay": 1},
             {"delivered": 4, "dropped": 0, "discarded": 2, "heard": 0.25, "age_mean": 1},
-            marks=pytest.mark.long,
+            marks=pytest.mark.slow,
         ),
         ({"delay": 2}, {"delivered": 2, "discarded": 4, "delivery_ratio": 1 / 3, "age_mean": 2, "age_max": 2}),
         pytest.param(
@@ -73,13 +73,13 @@ EAST, WEST, NORTH = 3, 0, 2  # x + 5 m, x - 5 m, y + 5 m
                 "age_mean": 0,
                 "age_max": 0,
             },
-            marks=pytest.mark.long,
+            marks=pytest.mark.slow,
         ),
         # In the same place, in step 3, nothing is lost.
         pytest.param(
             {"failure_rate": 1.0},
             {"delivered": 2, "dropped": 4, "discarded": 0, "delivery_ratio": 1 / 3},
-            marks=pytest.mark.long,
+            marks=pytest.mark.slow,
         ),
         ({"failure_rate": 1.0, "delay": 1}, {"delivered": 0, "dropped": 4, "discarded": 2}),
     ],
@@ -129,9 +129,9 @@ CHANNELS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "settings", [pytest.param(x, marks=[] if i > 2 else pytest.mark.long) for i, x in enumerate(CHANNELS)], ids=str
+    "settings", [pytest.param(x, marks=[] if i > 2 else pytest.mark.slow) for i, x in enumerate(CHANNELS)], ids=str
 )
 def test_a_key_is_the_same_mission_under_every_channel(settings: dict[str, Any]) -> None:
     usual = {"q": 3, "budget": 5, "terrain": "mixed", "random_range": True}
@@ -159,9 +159,9 @@ def test_more_failures_lose_what_fewer_lose_and_more() -> None:
 @pytest.mark.parametrize(
     ("settings", "backend"),
     [
-        pytest.param({"delay": (0, 2), "show_ages": True}, "dense", marks=pytest.mark.long),
-        pytest.param({"channel_metrics": True}, "dense", marks=pytest.mark.long),
-        pytest.param({"delay": (0, 2)}, "windows", marks=pytest.mark.long),
+        pytest.param({"delay": (0, 2), "show_ages": True}, "dense", marks=pytest.mark.slow),
+        pytest.param({"channel_metrics": True}, "dense", marks=pytest.mark.slow),
+        pytest.param({"delay": (0, 2)}, "windows", marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -283,12 +283,12 @@ def check_missions(env: Any, missions: int) -> None:
 DELAYED = {"q": 4, "budget": 7, "delay": 3, "failure_rate": 0.2, "communication_range": 30.0}
 
 
-@pytest.mark.parametrize("backend", ["dense", pytest.param("windows", marks=pytest.mark.long)])
+@pytest.mark.parametrize("backend", ["dense", pytest.param("windows", marks=pytest.mark.slow)])
 def test_delayed_missions_equal_the_oracles(backend: str) -> None:
     check_missions(make(**DELAYED, map_backend=backend), 8)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -303,7 +303,7 @@ def test_a_hundred_delayed_missions_equal_the_oracles(settings: dict[str, Any]) 
     check_missions(make(**{**DELAYED, **settings}), 100)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_windows_and_dense_maps_agree_on_delayed_messages() -> None:
     usual = {"q": 4, "budget": 5, "num_agents": 3, "delay": (1, 2), "failure_rate": 0.2, "communication_range": 100.0}
     envs = [make(**usual, map_backend=name) for name in ("dense", "windows")]
@@ -327,7 +327,7 @@ def play_batch(env: Any, key: jax.Array) -> list[tuple[Any, Any]]:
     return steps_seen
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_windows_deliver_in_place() -> None:
     env = make(q=20, map_backend="windows", num_agents=2, delay=2)
     state = jax.eval_shape(jax.vmap(env._draw_mission), jax.random.split(jax.random.key(0), 8))
@@ -366,11 +366,11 @@ def expected_links(env: Any, steps_seen: list[tuple[Any, Any]], k: int) -> np.nd
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param({"failure_rate": 0.3}, marks=pytest.mark.long),
+        pytest.param({"failure_rate": 0.3}, marks=pytest.mark.slow),
         {"failure_rate": 0.4, "delay": 2, "loss_rate": 0.1},
-        pytest.param({"channel_metrics": True, "communication_range": 20.0}, marks=pytest.mark.long),
-        pytest.param({"delay": 1, "team_sizes": (3,), "failure_rate": 0.2}, marks=pytest.mark.long),
-        pytest.param({"delay": (0, 3), "loss_rate": 0.1, "map_backend": "windows"}, marks=pytest.mark.long),
+        pytest.param({"channel_metrics": True, "communication_range": 20.0}, marks=pytest.mark.slow),
+        pytest.param({"delay": 1, "team_sizes": (3,), "failure_rate": 0.2}, marks=pytest.mark.slow),
+        pytest.param({"delay": (0, 3), "loss_rate": 0.1, "map_backend": "windows"}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -396,7 +396,7 @@ def test_a_single_agent_has_no_links() -> None:
 # Ages
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_planes_of_ages() -> None:
     """Everyone hears everyone from step 2 on, what was sent two steps before; agent 2 is out of range at first."""
     env = make(num_agents=3, num_actions=4, budget=4, delay=2, show_ages=True, communication_range=100.0)
@@ -465,7 +465,7 @@ def test_a_ramp_raises_failures_and_delays_over_training() -> None:
     assert checked == dataclasses.replace(env, channel_ramp=0.0)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_training_follows_the_ramp(tmp_path: Path) -> None:
     sizes = {"num_envs": 8, "hidden_size": 8, "minibatch_size": 64, "num_epochs": 1, "eval_every": 0}
     result = jaxrl.train(
@@ -480,7 +480,7 @@ def test_training_follows_the_ramp(tmp_path: Path) -> None:
 # Pictures, sentences
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_pictures_show_the_messages_that_arrive() -> None:
     env = make(q=3, num_agents=4, communication_range=100.0, failure_rate=0.5, delay=2)
     steps_seen = play(env, jax.random.key(9))

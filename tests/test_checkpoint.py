@@ -28,7 +28,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from bench.harness.state_digest import checkpoint_digest, digest
 from jaxrl.runtime import checkpoint, run_directory
 from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints
-from jaxrl.runtime.manifest import Leaf, find_difference, read_manifest
+from jaxrl.runtime.manifest import Leaf, find_difference, read_both, read_manifest
 
 ROOT = Path(__file__).parents[1]
 
@@ -274,6 +274,14 @@ def test_damage_of_any_file_is_named_and_the_one_before_is_used(three: Path, tmp
         assert_same_bits(restored, make_state(2))
 
 
+def test_a_json_object_that_changes_after_the_check_is_noticed(three: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(three / "0000000003", tmp_path / "0000000003"))
+    read_both(folder)
+    (folder / "meta.json").write_text('{"step": 4}')
+    with pytest.raises(ValueError, match=r"meta.json has changed since it was written"):
+        read_both(folder)
+
+
 def exchange(folder: Path, name: str) -> None:
     """Exchange two checkpoints, or a part of them."""
     one, other = folder / "0000000002" / name, folder / "0000000003" / name
@@ -458,7 +466,7 @@ def test_a_manifest_that_cannot_be_written_fails_the_save(tmp_path: Path, monkey
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0000000001", "0000000003"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_kill_9_at_any_moment(tmp_path: Path) -> None:
     sentences: list[str] = []
     newest = -1

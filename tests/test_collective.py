@@ -393,7 +393,7 @@ def test_a_window_alone_has_nothing_to_be_compared_with() -> None:
     assert Collective(Corners().spec, DataParallel(4), **one, contrast_weight=0.0).warnings(10**6) == []
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_every_phase_changes_what_it_is_for_alone(studied: dict[str, Any]) -> None:
     def parts(params: Any) -> dict[str, Any]:
         learned = {name: digest(learner.params) for name, learner in params.learners.items()}
@@ -413,7 +413,7 @@ def test_every_phase_changes_what_it_is_for_alone(studied: dict[str, Any]) -> No
     )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_labels_are_what_the_worker_of_the_task_says(studied: dict[str, Any]) -> None:
     algo, (state, _) = studied["trainer"].algo, studied["states"]["critic"]
     buffer, worker = jax.tree.map(np.asarray, state.sharded), algo.experts.worker
@@ -429,7 +429,7 @@ def test_labels_are_what_the_worker_of_the_task_says(studied: dict[str, Any]) ->
     assert {0, 1} == set(buffer.observation["task"].ravel().tolist())
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_who_acts_in_which_phase(studied: dict[str, Any]) -> None:
     """Nine steps of the batch with random actions, nine of the learner, then nine of each task's worker."""
     algo, (state, first) = studied["trainer"].algo, studied["states"]["random"]
@@ -478,7 +478,7 @@ def test_expert_datasets_are_dealt_out_and_found_again() -> None:
     assert held_out.sum() == 2 + 3  # the first of five episodes of each task
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_rows_of_files_teach_nothing_before_they_have_a_code() -> None:
     adopted = {"tasks": ["near", "far", "push", "pull"], "expert_datasets": [len(make_set()) + 10, 5]}
     algo = Collective(
@@ -508,7 +508,7 @@ LABELLED = {
 }  # fmt: skip
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings", [pytest.param(LABELLED | {"critic_updates": 0}, id="expert_datasets"), pytest.param({}, id="workers")]
 )
@@ -529,7 +529,7 @@ def test_phases_end_alike_when_eight_devices_take_them_over(settings: dict[str, 
             assert_close(moved.algo.replicated, state.algo.replicated, 2e-3)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_value_labels_are_of_the_step_itself() -> None:
     """r + gamma V of what came, V the worker's; a step that ended its episode for good is worth what it was paid."""
     algo, state = begin_tiny()
@@ -572,7 +572,7 @@ def test_answers_by_hand_and_with_a_code_of_zeros() -> None:
     assert not np.allclose(answers[0][0], answers[1][0])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_task_is_learned_from_the_window() -> None:
     """Rewards tell the corners apart: codes of held-out windows find their task, the fitted actor its workers."""
     many = TINY | {
@@ -691,7 +691,7 @@ def test_a_run_is_evaluated_by_task_and_without_codes(collective_run: str, capsy
     assert "distance" in output and "(near)" not in output and "(nearer)" not in output  # one task
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_teacher_must_have_finished(workers: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = [*STUDY.format(here=here).split(), "--runs", str(here), "--workers", f"{workers['near']},{workers['far']}"]
     assert train.main([*argv, "--max_seconds", "0.001"]) == 0
@@ -709,7 +709,7 @@ def test_a_teacher_must_have_finished(workers: dict[str, str], here: Path, capsy
     assert train.main([*argv, "--teacher", run]) == 0
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_student_of_a_run(workers: dict[str, str], collective_run: str, tmp_path: Path, capsys: Any) -> None:
     sizes = (
         "--num_envs 4 --hidden_size 8 --batch_size 8 --env_steps_per_update 4 --random_steps 0 "

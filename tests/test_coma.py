@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import golden
+from helpers.cases import by_day
 
 from bench.parity.learner import image_spec
 from envs_jax import Box, Discrete, EnvSpec, TimeStep
@@ -359,7 +360,7 @@ def test_recorded_parameters_after_five_adam_steps(recorded: Recorded) -> None:
     check_parameters_after(recorded.training["params"], recorded.arrays)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_recorded_training_step_through_learn(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same numbers when `learn` does it all; only the shuffle is put in."""
     order = jnp.asarray(recorded.arrays["batch_index"].reshape(-1))
@@ -379,7 +380,7 @@ def test_recorded_training_step_through_learn(recorded: Recorded, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("shape", "stride"), [pytest.param((11, 11, 3), 1, marks=pytest.mark.long), ((9, 12, 2), 1), ((11, 12, 2), 2)]
+    ("shape", "stride"), [pytest.param((11, 11, 3), 1, marks=pytest.mark.slow), ((9, 12, 2), 1), ((11, 12, 2), 2)]
 )
 def test_ways_to_convolve_agree_in_value_and_gradient(shape: tuple[int, int, int], stride: int) -> None:
     x = np.random.default_rng(0).random((3, *shape), np.float32)
@@ -851,9 +852,7 @@ def test_the_gradient_is_clipped_to_a_norm() -> None:
     assert norms[1] == (pytest.approx(norms[0][0], rel=1e-5), pytest.approx(0.01, rel=1e-5))
 
 
-@pytest.mark.parametrize(
-    ("actor_epochs", "actor_updates"), [(1, 2), *(pytest.param(n, 6, marks=pytest.mark.long) for n in (0, 3))]
-)
+@pytest.mark.parametrize(("actor_epochs", "actor_updates"), by_day([(0, 6), (1, 2), (3, 6)], [(1, 2)]))
 def test_the_last_passes_train_the_actor_too(actor_epochs: int, actor_updates: int) -> None:
     params, metrics = train_steps(small(num_epochs=3, actor_epochs=actor_epochs))
     assert metrics[0]["critic_loss"].shape == (6,) and metrics[0]["actor_loss"].shape == (actor_updates,)
@@ -870,11 +869,11 @@ def steps_of(params: ComaParameters) -> list[int]:
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param({}, marks=pytest.mark.long, id="masked"),
+        pytest.param({}, marks=pytest.mark.slow, id="masked"),
         pytest.param({"normalize_advantage": True, "clip_ratio": 0.3, "entropy_weight": 0.1}, id="scaled"),
     ],
 )
-@pytest.mark.parametrize("shards", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.parametrize("shards", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_chunks_give_the_same_gradients(settings: dict[str, Any], shards: int) -> None:
     check_chunks(settings, shards)
 

@@ -9,13 +9,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from helpers.cases import by_day
+from helpers.runs import resume, run
 
 import jaxrl
 from jaxrl.runtime.checkpoint import Checkpoints
 from jaxrl.runtime.session import Session
-from tests.helpers.runs import resume, run
 
-COMA = "--algo coma --q 2 --budget 3 --num_envs 8 --hidden_size 4 --minibatch_size 32 --eval_every 48 --eval_episodes 8"
+COMA = "--algo coma --num_envs 8 --hidden_size 4 --eval_episodes 8 --checkpoint_every 1"
+JOBS = {  # of 32 environment steps in an iteration
+    "corridor": "--env helpers.tiny:Corridor --num_agents 2 --horizon 4 --minibatch_size 32 --devices 1",
+    "coverage": "--q 2 --budget 3 --minibatch_size 32 --devices 1",
+    "coverage, 8 devices": "--q 2 --budget 3 --minibatch_size 32 --devices 8",
+}
 SHORT = {"num_envs": 8, "hidden_size": 8, "batch_size": 8, "buffer_size": 512, "eval_every": 32, "eval_episodes": 8}
 OFF_POLICY: dict[str, dict[str, Any]] = {
     "sac_quick": SHORT | {"random_steps": 64, "horizon": 6},
@@ -66,20 +72,19 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compilations]:
     logger.removeHandler(noted)
 
 
-@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.long), 8])
-def test_the_main_job(devices: int, tmp_path: Path, compilations: Compilations) -> None:
+@pytest.mark.parametrize("job", by_day(JOBS, ["corridor"]))
+def test_the_main_job(job: str, tmp_path: Path, compilations: Compilations) -> None:
     jnp.ones(17) * 3  # what is compiled is noted
     assert "multiply" in compilations.names
-    flags = f"--devices {devices} --checkpoint_every 1"
-    directory = run(f"{COMA} {flags} --total_episodes 24", tmp_path)
+    directory = run(f"{COMA} {JOBS[job]} --eval_every 48 --total_env_steps 96", tmp_path)
     assert compilations.later == ["evaluate"]
     assert Checkpoints(directory / "checkpoints").steps() == [1, 2, 3]
     jax.clear_caches()
-    resume(directory, "--total_episodes 40")
+    resume(directory, "--total_env_steps 160")
     assert compilations.later == ["evaluate"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["sac_quick", "ddpg_quick"])
 def test_runs_with_a_replay(preset: str, tmp_path: Path, compilations: Compilations) -> None:
     """They have several phases."""

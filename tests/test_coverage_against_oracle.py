@@ -99,14 +99,14 @@ LOSSLESS = {
         pytest.param("dense", LOSSY, id="dense-lossy"),
         pytest.param("dense", LOSSLESS, id="dense-lossless"),
         pytest.param("windows", LOSSY, id="windows-lossy"),
-        pytest.param("windows", LOSSLESS, id="windows-lossless", marks=pytest.mark.long),
+        pytest.param("windows", LOSSLESS, id="windows-lossless", marks=pytest.mark.slow),
     ],
 )
 def test_missions_equal_those_of_the_oracle(backend: str, rule: dict[str, Any]) -> None:
     check_mission(backend, rule, 1)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["dense", "windows"])
 @few(max_examples=16)
 @given(rule=rules, seed=st.integers(0, 2**31))

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import golden
+from helpers.cases import by_day
 from helpers.coverage import begin, proceed, sequential_masks
 from helpers.programs import get_programs
 
@@ -30,7 +31,7 @@ def greedy(env, communication):
     return choose
 
 
-@pytest.mark.parametrize("name", [*golden.COVERAGE_OWN_GREEDY, "ig0", pytest.param("ig1", marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", by_day(["own-ig0", "ig0", "ig1"], ["own-ig0", "ig0"]))
 def test_recorded_greedy_missions(name):
     record = golden.coverage_mission(name)
     env = environment(record, belief_dtype="float32", communication_range=float(record.config["range"]))
@@ -67,7 +68,7 @@ def make(**settings):
     return envs_jax.make("coverage", **{"q": 3, "budget": 40, **settings})
 
 
-@pytest.mark.parametrize("num_actions", [6, *(pytest.param(n, marks=pytest.mark.long) for n in (4, 27))])
+@pytest.mark.parametrize("num_actions", by_day([4, 6, 27], [6]))
 @pytest.mark.parametrize("name", sorted(baselines.BASELINES))
 def test_every_baseline_stays_inside(name, num_actions):
     play(make(num_actions=num_actions), name, 5, jax.random.key(1))

@@ -2,6 +2,7 @@
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,11 +42,16 @@ def turned_action(action: int, mirror_x: bool, mirror_y: bool, exchange: bool) -
     return action
 
 
+turn_view = jax.jit(egocentric.egocentric, static_argnums=1)
+turn_views = jax.jit(jax.vmap(lambda view: egocentric.egocentric(view, 6)))
+find_neighbours = jax.jit(observation.neighbours)
+
+
 def make_view(generator: np.random.Generator, positions: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     """Critic inputs [A, 11, 11, 12] with made-up maps, and who is where and does what."""
     agents = len(positions)
     view = generator.random((agents, 11, 11, 12)).astype(np.float32)
-    view[:, :, :, 2] = observation.neighbours(jnp.asarray(positions), jnp.ones((agents, agents), bool))
+    view[:, :, :, 2] = find_neighbours(positions, np.ones((agents, agents), bool))
     view[:, :, :, 11] = 0
     for i, j in itertools.permutations(range(agents), 2):
         view[i, positions[j, 0], positions[j, 1], 11] = (chosen[j] + 1) / 6
@@ -63,8 +69,7 @@ def test_symmetric_situations_look_the_same(seed: int, mirrored_by: tuple[bool, 
     # actions of the others turn, too
     there = np.array([0] + [turned_action(a, *mirrored_by) + 1 for a in range(6)])
     other[..., 11] = there[np.rint(other[..., 11] * 6).astype(int)] / 6
-    view_all = jax.vmap(lambda view: egocentric.egocentric(view, 6))
-    (first, acts), (second, turned_acts) = view_all(view), view_all(other)
+    (first, acts), (second, turned_acts) = turn_views(view), turn_views(other)
     for agent, (x, y, _) in enumerate(positions):
         if x == 5 or y == 5 or min(x, 10 - x) == min(y, 10 - y):
             continue  # on the middle or a diagonal: its own mirror image
@@ -79,10 +84,10 @@ def test_the_agent_lies_in_one_eighth(position: tuple[int, int]) -> None:
     view = make_view(np.random.default_rng(1), np.array([[*position, 1]], np.int32), np.zeros(1, int))[0]
     view[:, :, 7] = 0
     view[*position, 7] = 2 / 3
-    canonical, there = egocentric.egocentric(jnp.asarray(view), 6)
+    canonical, there = turn_view(view, 6)
     ((x, y),) = np.argwhere(canonical[:, :, 7])
     assert x <= y <= 5 and {x, y} == {min(p, 10 - p) for p in position}
-    seven, same = egocentric.egocentric(jnp.asarray(view[:, :, :7]), 6)
+    seven, same = turn_view(view[:, :, :7], 6)
     np.testing.assert_array_equal(seven[:, :, :7], canonical[:, :, :7])
     np.testing.assert_array_equal(there, same)
     assert float(canonical[x, y, 5]) == view[*position, 5]  # the map's value under the agent goes with it
@@ -102,8 +107,8 @@ def test_every_action_moves_in_its_frame_as_its_image_does(num_actions: int) -> 
     """An agent at (9, 7) is at (1, 3) in the frame, where x and y are mirrored; at (7, 9) axes are exchanged, too."""
     for position, exchange in (((9, 7), False), ((7, 9), True)):
         view = np.zeros((11, 11, 7), np.float32)
-        view[:, :, 2] = observation.neighbours(jnp.array([[*position, 1]]), jnp.ones((1, 1), bool))[0]
-        _, there = egocentric.egocentric(jnp.asarray(view), num_actions)
+        view[:, :, 2] = find_neighbours(np.array([[*position, 1]], np.int32), np.ones((1, 1), bool))[0]
+        _, there = turn_view(view, num_actions)
         assert sorted(there.tolist()) == list(range(num_actions))
         for action in range(num_actions):
             old = np.array([*position, 1]) + actions.MOVES[num_actions][action]
@@ -124,21 +129,20 @@ def test_an_egocentric_policy_acts_alike_in_symmetric_situations() -> None:
     order = [turned_action(a, True, False, True) for a in range(6)]
     for seen in (True, False):
         algo = Coma(env.spec, DataParallel(8), egocentric=seen, hidden_size=8, dueling=True)
-        params = algo.init(jax.random.key(0), None).replicated
-        for part, vector, channels in (("actor", params.actor.params, 7), ("critic", params.critic.params, 12)):
-            outputs = []
-            for views in (view, other):
-                rows = jnp.asarray(views[:, None, None, ..., :channels])  # a step of an agent each
-                if part == "actor":
-                    single = {"observation": rows, "action": jnp.zeros(rows.shape[:3]), "situation": Situation((), ())}
-                    outputs.append(np.asarray(algo.logits(vector, single)))
-                else:
-                    outputs.append(np.asarray(algo.values(vector, rows)))
-            first, second = outputs
-            assert np.allclose(first, second[..., order], atol=1e-6) == seen
+
+        @jax.jit
+        def compute_outputs(view: Any, algo: Coma = algo) -> Any:
+            """The actor's logits and the critic's values, of a step of an agent each."""
+            params, rows = algo.init(jax.random.key(0), None).replicated, view[:, None, None]
+            action, nothing = jnp.zeros(rows.shape[:3]), Situation((), ())
+            single = {"observation": rows[..., :7], "action": action, "situation": nothing}
+            return algo.logits(params.actor.params, single), algo.values(params.critic.params, rows)
+
+        for first, second in zip(compute_outputs(view), compute_outputs(other), strict=True):
+            assert np.allclose(first, np.asarray(second)[..., order], atol=1e-6) == seen
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_training_sees_them(tmp_path: Path) -> None:
     """Networks get ten and twenty channels; a loaded policy acts alike."""
     sizes = {"q": 2, "num_agents": 2, "budget": 3, "num_envs": 8, "minibatch_size": 32}

@@ -220,7 +220,7 @@ def test_critic_input():
     assert jax.eval_shape(see, half, action).dtype == jnp.float16
 
 
-@pytest.mark.parametrize(("backend", "copies"), [("auto", COPIES), pytest.param("windows", 12, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("backend", "copies"), [("auto", COPIES), pytest.param("windows", 12, marks=pytest.mark.slow)])
 def test_a_copy_alone_equals_the_copy_in_a_batch(backend, copies):
     programs = get_programs(dataclasses.replace(USUAL, map_backend=backend))
     keys = jax.random.split(jax.random.key(11), copies)
@@ -280,14 +280,15 @@ def test_bytes_of_the_state():
 
 @pytest.mark.parametrize(
     "settings",
-    [pytest.param({}, marks=pytest.mark.long), {"delay": (0, 1), "failure_rate": (0.3,), "channel_ramp": 0.5}],
+    [pytest.param({}, marks=pytest.mark.slow), {"delay": (0, 1), "failure_rate": (0.3,), "channel_ramp": 0.5}],
 )
 def test_a_step_after_an_end_starts_what_reset_does(settings: Any) -> None:
     """Bit for bit, from the end of a mission and from nothing: both are compiled as one."""
     batch = batched(envs_jax.make("coverage", q=2, budget=2, num_agents=2, **settings))
     keys, context = jax.random.split(jax.random.key(4), 3), batch.context(start())
     step, action = jax.jit(batch.step), np.zeros((3, 2), np.int32)
-    expected = jax.jit(batch.reset)(keys, context, 5)
+    reset = jax.jit(batch.reset)
+    expected = reset(keys, context, np.uint32(5))
     state, timestep = step(*batch.begin_episodes(keys, context, 5), action, context)
     for _ in range(batch.spec.horizon):
         assert digest((state, timestep)) == digest(expected)
@@ -295,5 +296,5 @@ def test_a_step_after_an_end_starts_what_reset_does(settings: Any) -> None:
             assert not timestep.done.any()
             state, timestep = step(state, timestep, action, context)
         assert timestep.done.all()
-        expected = jax.jit(batch.reset)(keys, context, state.episode[0] + np.uint32(1))
+        expected = reset(keys, context, state.episode[0] + np.uint32(1))
         state, timestep = step(state, timestep, action, context)

@@ -1,5 +1,5 @@
-"""Coverage against recorded missions, of the public repository and of our oracle: recorded moves, readings and messages
-go in, beliefs, observations, critic states, rewards, masks and metrics must come out."""
+"""Coverage against recorded missions of the public repository: recorded moves, readings and messages go in, beliefs,
+observations, critic states, rewards, masks and metrics must come out. (`test_coverage_against_oracle` flies others.)"""
 
 import functools
 
@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from helpers import golden
+from helpers.cases import by_day
 from helpers.coverage import sequential_masks
 
 from bench.parity import coverage
@@ -14,28 +15,23 @@ from bench.parity.coverage import environment, lattice
 from envs_jax.coverage import actions, communication, starts, terrain, world
 
 REWARD = coverage.FLOAT32["reward"]
-MISSIONS = (*golden.COVERAGE_OWN_MISSIONS, *golden.COVERAGE_MISSIONS)
+MISSIONS = golden.COVERAGE_MISSIONS
 
 
 # Each is a program of its own: m00 has the published resolution, m06 a team of another size; others at night.
-BY_DAY = ("own-m00", "own-m01", "m00", "m03", "m06")
-
-
-@pytest.mark.parametrize("name", [pytest.param(m, marks=[pytest.mark.long] * (m not in BY_DAY)) for m in MISSIONS])
+@pytest.mark.parametrize("name", by_day(MISSIONS, ["m00", "m03", "m06"]))
 def test_replay_float32(name):
     with golden.skipping():
         coverage.compare(name, "float32").check()
 
 
-@pytest.mark.parametrize(
-    "name", ["own-m00", "m00", *(pytest.param(m, marks=pytest.mark.long) for m in ("m03", "m06", "m09"))]
-)
+@pytest.mark.parametrize("name", by_day(["m00", "m03", "m06", "m09"], ["m00"]))
 def test_replay_int16(name):
     with golden.skipping():
         coverage.compare(name, "int16").check()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["int16", "float32"])
 @pytest.mark.parametrize("name", MISSIONS)
 def test_replay_in_interpreted_kernels(name, dtype):
@@ -43,7 +39,7 @@ def test_replay_in_interpreted_kernels(name, dtype):
         coverage.compare(name, dtype, map_backend="pallas").check()
 
 
-@pytest.mark.parametrize("name", ["own-m01", *(pytest.param(m, marks=pytest.mark.long) for m in ("m03", "m08"))])
+@pytest.mark.parametrize("name", by_day(["m03", "m08"], ["m03"]))
 def test_original_reward_timing(name):
     record = golden.coverage_mission(name)
     _, _, timesteps = coverage.replay(name, belief_dtype="float32", reward_timing="original")

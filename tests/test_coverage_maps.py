@@ -30,13 +30,13 @@ def number(pair):
         {"q": 5},
         pytest.param(
             {"q": 4, "num_agents": 2, "belief_dtype": "float32", "prior": 0.4, "communication_range": 100.0},
-            marks=pytest.mark.long,
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             {"q": 5, "num_agents": 3, "terrain": "field", "class_weights": (0.25, 2.0), "communication_range": 0.0},
-            marks=pytest.mark.long,
+            marks=pytest.mark.slow,
         ),
-        pytest.param({"q": 11, "num_agents": 3, "num_actions": 27}, marks=pytest.mark.long),
+        pytest.param({"q": 11, "num_agents": 3, "num_actions": 27}, marks=pytest.mark.slow),
     ],
 )
 def test_backends_agree(settings):

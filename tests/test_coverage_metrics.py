@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from helpers.cases import by_day
 from helpers.coverage import fly, make
 from helpers.programs import get_programs
 
@@ -22,7 +23,7 @@ ROUTE = {"num_agents": 4, "num_actions": 27, "budget": 2, "start": "corners", "m
     "settings",
     [
         {"belief_dtype": "int16"},
-        pytest.param({"belief_dtype": "float32", "prior": 0.3, "terrain": "mixed"}, marks=pytest.mark.long),
+        pytest.param({"belief_dtype": "float32", "prior": 0.3, "terrain": "mixed"}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -49,7 +50,7 @@ def test_an_error_without_a_measurement_is_a_half() -> None:
     assert float(reward.rmse(env.storage, certain, np.eye(env.n) > 0)) == pytest.approx(0.0, abs=5e-4)
 
 
-@pytest.mark.parametrize("area", [50.0, pytest.param(120.0, marks=pytest.mark.long)])
+@pytest.mark.parametrize("area", by_day([50.0, 120.0], [120.0]))
 def test_paths_and_measurements_of_a_scripted_mission(area: float) -> None:
     """Along x; along x and y; along x and y and down; the last agent stays, for up is outside."""
     env = make(**ROUTE, area=area)
@@ -90,6 +91,7 @@ def test_nothing_more_is_reported_by_default() -> None:
     assert not set(reward.MISSION_METRICS) & set(make().spec.metrics)
 
 
+@pytest.mark.slow
 def test_reports_show_the_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     conditions, table = tmp_path / "conditions.yaml", tmp_path / "episodes.csv"
     conditions.write_text("plain: {}\nlossy: {failure_rate: 0.5, channel_metrics: true}\n")

@@ -6,6 +6,7 @@ import functools
 import jax
 import numpy as np
 import pytest
+from helpers.cases import by_day
 
 import envs_jax
 from envs_jax.batch import batched
@@ -41,7 +42,7 @@ def surveys(config, copies, families, recorded):
     [
         (13, 3, 2, "int16", 0.4, terrain.FAMILIES, False),
         *(
-            pytest.param(*case, marks=pytest.mark.long)
+            pytest.param(*case, marks=pytest.mark.slow)
             for case in (
                 (6, 3, 2, "int16", 0.5, ("split",), False),
                 (13, 2, 2, "float32", 0.4, terrain.FAMILIES, False),
@@ -102,16 +103,18 @@ def test_the_environment_has_the_backend_and_its_tiles():
     assert env.map_config.shape == (40, 64)
 
 
-@pytest.mark.parametrize(("near", "far"), [(0, 10), (10, 0)])
+@pytest.mark.parametrize(("near", "far"), by_day([(0, 10), (10, 0)], [(0, 10)]))
 def test_a_message_clips_cells_far_from_all_footprints(near, far):
     """Agent 0 measures one place until its cells lie beyond the clip, flies away, and then hears agent 1."""
     config = MapConfig(9, 2, Storage("int16", 0.5), Weights((0.1, 1.0), 0.5))
     padded = dataclasses.replace(config, tile=pallas.tile(config.n))
     rng = np.random.default_rng(0)
-    ground = jax.tree.map(lambda x: x[None], terrain.draw(jax.random.key(0), ("split",), config.n))
+    ground = jax.jit(lambda key: jax.tree.map(lambda x: x[None], terrain.draw(key, ("split",), config.n)))(
+        jax.random.key(0)
+    )
     place, elsewhere, other = [near, near, 0], [far, far, 0], [far, near, 0]
     survey = [([place, other], False)] * 7 + [([elsewhere, other], True)]
-    states = [jax.vmap(functools.partial(empty, one))(ground) for one in (config, padded)]
+    states = [jax.jit(jax.vmap(functools.partial(empty, one)))(ground) for one in (config, padded)]
     updates = [
         jax.jit(functools.partial(dense.update_batch, config)),
         jax.jit(functools.partial(pallas.update_batch, padded)),
@@ -135,7 +138,7 @@ def test_tiles_are_few_enough_for_counts_of_one_byte(q):
     assert all(side & (side - 1) == 0 for side in (rows, columns))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_environment_takes_the_backend():
     env = envs_jax.make("coverage", q=4, num_agents=2, map_backend="pallas")
     shapes = jax.eval_shape(env.reset, jax.random.key(0), ())
@@ -178,21 +181,17 @@ def file(tmp_path_factory):
     ("settings", "missions"),
     [
         ({"delay": (0, 2), "failure_rate": 0.3}, 3),
-        *(
-            pytest.param(*case, marks=pytest.mark.long)
-            for case in (
-                ({"delay": 1, "belief_dtype": "float32"}, 3),
-                ({"num_agents": 12, "team_sizes": (2, 5, 12), "loss_rate": 0.2}, 4),
-                ({"num_agents": 5, "team_sizes": (2, 5), "delay": (0, 3), "loss_rate": 0.3}, 4),
-                ({"terrain": "file"}, 2),
-                ({"terrain": "file", "delay": 2, "num_agents": 3, "belief_dtype": "float32"}, 2),
-                ({"terrain": "mixed"}, 6),
-                ({"prior": 0.4, "reward": "region"}, 6),
-            )
-        ),
+        ({"delay": 1, "belief_dtype": "float32"}, 3),
+        ({"num_agents": 12, "team_sizes": (2, 5, 12), "loss_rate": 0.2}, 4),
+        ({"num_agents": 5, "team_sizes": (2, 5), "delay": (0, 3), "loss_rate": 0.3}, 4),
+        ({"terrain": "file"}, 2),
+        ({"terrain": "file", "delay": 2, "num_agents": 3, "belief_dtype": "float32"}, 2),
+        ({"terrain": "mixed"}, 6),
+        ({"prior": 0.4, "reward": "region"}, 6),
     ],
     ids=str,
 )
+@pytest.mark.slow
 def test_missions_equal_those_of_dense_maps(settings, missions, file):
     """Whole missions: tiles that no footprint meets, late clips, delays, teams of 2 to 12, failures, files."""
     settings = {"q": 9, "budget": 7, "communication_range": 25.0} | settings

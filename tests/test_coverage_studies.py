@@ -8,7 +8,7 @@ import pytest
 
 from bench.studies import small_to_large
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 
 def test_the_second_stage_begins_with_the_first_ones_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

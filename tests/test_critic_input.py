@@ -104,9 +104,9 @@ def test_contract():
 @pytest.mark.parametrize(
     "env",
     [
-        "test_critic_input:Plain --num_agents 1 --length 2 --horizon 4",
+        pytest.param("test_critic_input:Plain --num_agents 1 --length 2 --horizon 4", marks=pytest.mark.slow),
         "test_critic_input:Plain --num_agents 2 --length 2 --horizon 4",
-        pytest.param("snakes_2p --max_steps 4", marks=pytest.mark.long),
+        pytest.param("snakes_2p --max_steps 4", marks=pytest.mark.slow),
     ],
 )
 def test_coma_trains_without_a_critic_input(tmp_path, env):

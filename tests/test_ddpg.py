@@ -97,7 +97,7 @@ def batches(count: int, size: int) -> list[dict[str, np.ndarray]]:
     return samples
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.needs("torch")
 @pytest.mark.parametrize("network", ["mlp", "bicnet"])
 def test_published_networks_agree_with_pytorch(network: str) -> None:
@@ -355,14 +355,10 @@ def test_the_first_update_comes_with_the_step_that_completes_a_batch() -> None:
     ("name", "settings", "bar"),
     [
         ("expected", {}, 3.1),
-        pytest.param(
-            "published",
-            MODERN | {"action_gradient": "softmax", "num_critics": 1, "n_step": 1, "eps_start": 0.3},
-            4.2,
-            marks=pytest.mark.long,
-        ),
+        ("published", MODERN | {"action_gradient": "softmax", "num_critics": 1, "n_step": 1, "eps_start": 0.3}, 4.2),
     ],
 )
+@pytest.mark.slow
 def test_the_corridor_is_learned(name: str, settings: dict[str, Any], bar: float) -> None:
     """Steps to the end, exploration included: at best 2.5, at random about 10."""
     settings = VARIANTS[name] | {"hidden_size": 32, "batch_size": 64, "buffer_size": 4000, "gamma": 0.9} | settings
@@ -503,7 +499,7 @@ def test_actor_and_targets_wait_for_the_updates_that_are_due() -> None:
         old = new
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_point_mass_is_learned_by_td3() -> None:
     """From 0.6 off to the corner of its task, by the actor's own actions; no task can be solved blindly."""
     env = PointMass(num_agents=2, tasks=2)

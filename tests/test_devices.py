@@ -12,17 +12,17 @@ from helpers.off_policy import assert_close, digest, run, trainer_of
 from jaxrl.runtime.checkpoint import Checkpoints
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "counts"),
     [
-        pytest.param("ddpg expected", (1, 8), marks=pytest.mark.long),
+        pytest.param("ddpg expected", (1, 8), marks=pytest.mark.slow),
         ("sac", (1, 8)),
-        pytest.param("student", (1, 8), marks=pytest.mark.long),
-        pytest.param("ddpg published", (1, 8), marks=pytest.mark.long),
-        pytest.param("ddpg bicnet", (1, 8), marks=pytest.mark.long),
-        pytest.param("ddpg continuous", (1, 8), marks=pytest.mark.long),
-        pytest.param("sac modern", (1, 2, 4, 8), marks=pytest.mark.long),
+        pytest.param("student", (1, 8), marks=pytest.mark.slow),
+        pytest.param("ddpg published", (1, 8), marks=pytest.mark.slow),
+        pytest.param("ddpg bicnet", (1, 8), marks=pytest.mark.slow),
+        pytest.param("ddpg continuous", (1, 8), marks=pytest.mark.slow),
+        pytest.param("sac modern", (1, 2, 4, 8), marks=pytest.mark.slow),
     ],
 )
 def test_training_computes_the_same_on_any_number_of_devices(
@@ -56,8 +56,8 @@ def test_training_computes_the_same_on_any_number_of_devices(
     "case",
     [
         "ddpg expected",
-        pytest.param("ddpg published", marks=pytest.mark.long),
-        pytest.param("sac modern", marks=pytest.mark.long),
+        pytest.param("ddpg published", marks=pytest.mark.slow),
+        pytest.param("sac modern", marks=pytest.mark.slow),
     ],
 )
 def test_devices_exchange_gradients_only_and_the_replay_is_not_copied(case: str) -> None:

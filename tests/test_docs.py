@@ -14,7 +14,8 @@ DOCS, README = ROOT / "docs", ROOT / "README.md"
 PRESETS = DOCS / "presets.md"
 
 
-@pytest.mark.parametrize("name", [pytest.param("train_and_watch", marks=pytest.mark.long), "own_environment"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["train_and_watch", "own_environment"])
 def test_the_code_of_a_notebook_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     matplotlib.use("Agg")

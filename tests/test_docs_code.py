@@ -78,12 +78,12 @@ ELSEWHERE = {
 }
 
 # Commands and blocks of Python, by page and first words, and why they do not run, or not always: "package NAME" runs
-# where it is installed, "long" with the long tests.
+# where it is installed, "slow" with the slow tests.
 EXCEPT = {
     ("README.md", "git clone"): "network",
     ("README.md", "make "): "network: makes a virtual environment",
     ("README.md", "pip install"): "network",
-    ("README.md", "python -m jaxrl.train --algo coma --num_envs 4096"): "long",
+    ("README.md", "python -m jaxrl.train --algo coma --num_envs 4096"): "slow",
     ("README.md", "source .venv"): "shell: of the virtual environment",
     ("CONTRIBUTING.md", "make "): "network: makes a virtual environment, in which it runs the tests",
     ("docs/gpu.md", "python -m bench.gpu"): "GPU; tests/test_bench_gpu.py runs its parts on a CPU",
@@ -97,22 +97,24 @@ EXCEPT = {
     ("docs/other_libraries.md", "python -m jaxrl.evaluate"): "package gymnasium",
     ("docs/export.md", "python -m jaxrl.export"): "package flatbuffers",
     ("docs/several_hosts.md", "python -m jaxrl.train"): "several hosts: tests/test_hosts.py",
-    ("docs/commands.md", "python -m jaxrl.train --config sac"): "long",
-    ("docs/commands.md", "python -m jaxrl.train --algo coma --num_envs 4096"): "long",
-    ("docs/commands.md", "python -m jaxrl.evaluate runs/ddpg"): "long",
-    ("docs/commands.md", "python -m jaxrl.train --config coma_quick --init_from"): "long",
-    ("docs/commands.md", "python -m jaxrl.export"): "long",
-    ("docs/quickstart.md", "python -m jaxrl"): "long",
-    ("README.md", "import jaxrl, numpy"): "long",
-    ("docs/algorithms/collective.md", "python -m jaxrl"): "long",
-    ("docs/environments/reach.md", "python -m jaxrl"): "long",
-    ("docs/environments/snakes.md", "python -m jaxrl"): "long",
-    ("docs/gpu.md", "import jax, jaxrl"): "long",
-    ("docs/environments/coverage.md", "python -m jaxrl"): "long",
+    ("docs/commands.md", "python -m jaxrl.train --config sac"): "slow",
+    ("docs/commands.md", "python -m jaxrl.train --algo coma --num_envs 4096"): "slow",
+    ("docs/commands.md", "python -m jaxrl.evaluate runs/ddpg"): "slow",
+    ("docs/commands.md", "python -m jaxrl.train --config coma_quick --init_from"): "slow",
+    ("docs/commands.md", "python -m jaxrl.export"): "slow",
+    ("docs/quickstart.md", "python -m jaxrl"): "slow",
+    ("README.md", "import jaxrl, numpy"): "slow",
+    ("docs/algorithms/collective.md", "python -m jaxrl"): "slow",
+    ("docs/environments/reach.md", "python -m jaxrl"): "slow",
+    ("docs/environments/snakes.md", "python -m jaxrl"): "slow",
+    ("docs/gpu.md", "import jax, jaxrl"): "slow",
+    ("docs/environments/coverage.md", "python -m jaxrl"): "slow",
+    ("docs/environments/coverage.md", "import envs_jax"): "slow",
+    ("docs/environments/snakes.md", "# outside.py"): "slow",
     ("docs/own/gymnasium.md", "pip install"): "network",
     ("docs/own/gymnasium.md", "python -m jaxrl.train"): "package gymnasium",
     ("docs/own/gymnasium.md", "# thermostat.py"): "package gymnasium",
-    ("docs/watching.md", "python -m jaxrl"): "long",
+    ("docs/watching.md", "python -m jaxrl"): "slow",
 }
 
 
@@ -160,8 +162,8 @@ def cases(texts: Sequence[tuple[str, str]]) -> list[Any]:
     params = []
     for page, text in texts:
         why, name = exception(page, text), " ".join(text.removeprefix("python -m ").splitlines()[0].split()[:5])
-        if why in ("", "long") or why.startswith("package "):
-            marks = [pytest.mark.long] if why == "long" else [pytest.mark.needs(why.split()[1])] if why else []
+        if why in ("", "slow") or why.startswith("package "):
+            marks = [pytest.mark.slow] if why == "slow" else [pytest.mark.needs(why.split()[1])] if why else []
             params.append(pytest.param(page, text, marks=marks, id=f"{page}: {name}"))
     return params
 
@@ -230,7 +232,7 @@ def perform(line: str) -> None:
         assert Path(words[words.index("--out") + 1]).exists()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "line"), cases(COMMANDS))
 @pytest.mark.filterwarnings("ignore")  # of other packages
 def test_a_command_runs(page: str, line: str, trained_runs: Path, tmp_path: Path, monkeypatch: Any) -> None:

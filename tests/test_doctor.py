@@ -294,6 +294,7 @@ def test_a_run_that_does_not_fit(capsys):
     assert "lower --num_envs from 100000 to about" in out and "not well" in out
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_with_another_number_of_devices(tmp_path, monkeypatch, capsys):
     """What is checked is the resumed run: chunks that no longer divide are lowered, as in training."""
     config = parse([*TINY, "--devices", "2", "--num_envs", "24", "--logical_shards", "8"]).config

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.cases import by_day
 from helpers.snakes import OPTIONS
 from helpers.tiny import Corridor, CorridorState
 
@@ -90,7 +91,7 @@ def registered_cases() -> Iterator[Any]:
     for name in envs_jax.registered():
         for index, settings in enumerate(SETTINGS.get(name, [{}])):
             label = "-".join([name, *(f"{key}={value}" for key, value in settings.items())])
-            yield pytest.param(name, settings, id=label, marks=pytest.mark.long if index or name in AT_NIGHT else ())
+            yield pytest.param(name, settings, id=label, marks=pytest.mark.slow if index or name in AT_NIGHT else ())
 
 
 @pytest.mark.parametrize(("name", "settings"), list(registered_cases()))
@@ -173,7 +174,7 @@ def test_an_environment_without_randomness_says_so() -> None:
         check_env(Still())
 
 
-@pytest.mark.parametrize("name", envs_jax.registered())
+@pytest.mark.parametrize("name", by_day(envs_jax.registered(), {*envs_jax.registered()} - AT_NIGHT))
 def test_reset_and_step_need_no_context(name: str) -> None:
     env = envs_jax.make(name)
     spec = env.spec
@@ -617,7 +618,7 @@ def test_without_compilation() -> None:
         assert np.all(same)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings"),
     [

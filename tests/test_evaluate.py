@@ -95,7 +95,7 @@ def test_chunks_and_devices_change_nothing(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "env", [{"horizon": 6}, pytest.param({"env": "helpers.tiny:PointMass", "horizon": 7}, marks=pytest.mark.long)]
+    "env", [{"horizon": 6}, pytest.param({"env": "helpers.tiny:PointMass", "horizon": 7}, marks=pytest.mark.slow)]
 )
 def test_pieces_of_time_change_nothing(env: dict, monkeypatch) -> None:
     """Horizons that are no multiple of a piece, with episodes that end early, and with fixed ones."""

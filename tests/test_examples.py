@@ -23,27 +23,30 @@ from jaxrl.rl.data_parallel import DataParallel
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 LINES = {"dqn": 110}  # at most: an algorithm of one's own is to stay short
-NEEDS = {"ppo_gymnasium": ["gymnasium"]}
+MARKS = {"ppo_gymnasium": pytest.mark.needs("gymnasium"), "coma_gae": pytest.mark.slow}
 SHORT = {
-    "coma_gae": {"total_env_steps": 320},
-    "dqn": {"total_env_steps": 1_280, "hidden_size": 8, "batch_size": 8},
-    "ppo_gymnasium": {"total_env_steps": 2_048, "hidden_size": 8},
+    "coma_gae": {"num_envs": 8, "total_env_steps": 64, "num_agents": 2, "budget": 3, "q": 4, "minibatch_size": 32},
+    "dqn": {
+        "env": "helpers.tiny:Corridor",
+        "total_env_steps": 1_280,
+        "hidden_size": 8,
+        "batch_size": 8,
+        "eval_every": 0,
+    },
+    "ppo_gymnasium": {"total_env_steps": 2_048, "hidden_size": 8, "eval_every": 0},
 }
 PROGRAM = """
 import json, runpy, sys
 import jaxrl
 
 module, changes = sys.argv[1], json.loads(sys.argv[2])
+other_env = [changes.pop("env")] if "env" in changes else []
 train, evaluate = jaxrl.train, jaxrl.evaluate
-jaxrl.train = lambda *names, **settings: train(*names, **(settings | changes))
-jaxrl.evaluate = lambda policy, *env, **settings: evaluate(policy, *env, **(settings | {"episodes": 8}))
+jaxrl.train = lambda algo, *env, **settings: train(algo, *(other_env or env), **(settings | changes))
+few = {"episodes": 8, "baselines": ["random"]}
+jaxrl.evaluate = lambda policy, *env, **settings: evaluate(policy, *env, **(settings | few))
 runpy.run_module(module, run_name="__main__")
 """
-
-
-def marked(paths: list[Path]) -> list[Any]:
-    marks = {name: [pytest.mark.needs(*packages)] for name, packages in NEEDS.items()}
-    return [pytest.param(path, marks=marks.get(path.stem, []), id=path.stem) for path in paths]
 
 
 def load(name: str) -> Any:
@@ -59,14 +62,16 @@ def load(name: str) -> Any:
 
 def execute(path: Path, folder: Path, settings: dict[str, Any], variables: dict[str, str]) -> Any:
     """Run an example in a process of its own, in a folder, with changed settings of its run."""
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)} | variables
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"} | variables
     command = [sys.executable, "-c", PROGRAM, f"examples.{path.stem}", json.dumps(settings)]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("path", marked(EXAMPLES))
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, marks=MARKS.get(path.stem, ()), id=path.stem) for path in EXAMPLES]
+)
 def test_an_example_runs(path: Path, tmp_path: Path) -> None:
-    """As a user starts it, but shorter and compiled in a hurry."""
+    """As a user starts it, but shorter, and `dqn` in a smaller environment."""
     quick = {
         "JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir),
         "XLA_FLAGS": "--xla_backend_optimization_level=0",
@@ -128,7 +133,7 @@ def test_dqn_learns_a_corridor() -> None:
     np.testing.assert_allclose(best[:, 1], 0.9 ** np.arange(3, -1, -1), atol=0.1)  # gamma^(steps to the end - 1)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_dqn_computes_the_same_on_one_and_eight_devices() -> None:
     dqn = load("dqn")
     settings = {"hidden_size": 8, "batch_size": 16, "buffer_size": 400}
@@ -136,7 +141,7 @@ def test_dqn_computes_the_same_on_one_and_eight_devices() -> None:
     assert_close(states[0].algo.replicated, states[1].algo.replicated, 2e-3)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_dqn_beats_random_snakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "examples")
     execute(ROOT / "examples" / "dqn.py", tmp_path, {}, {})

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.cases import by_day
 
 from bench.parity import agent_games
 from bench.parity.snakes import stack
@@ -123,9 +124,7 @@ def strip_states(states: list[oracle.State], most_beans: int) -> list[oracle.Sta
 AT_NIGHT = {"3v3 obs26", "3v3 obs35", "1v1 obs_full"}  # each of whose parts is in another case
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=pytest.mark.long if case in AT_NIGHT else ()) for case in CASES]
-)
+@pytest.mark.parametrize("case", by_day(CASES, {*CASES} - AT_NIGHT))
 def test_agent_equals_the_jax_policy(case: str, tmp_path: Path) -> None:
     """Observations, masks, logits and drawn actions on some 500 states, half of them in each side."""
     name, layout, options = CASES[case]

@@ -17,6 +17,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.cases import by_day
 from helpers.tiny import Corridor, PointMass, TinyQ
 from helpers.whisper import Whisper
 
@@ -104,6 +105,9 @@ NUMPY = [
     for name in POLICIES
     if name not in ("collective", "own_network", "own_algorithm", "ppo_messages") and "_types" not in name
 ]
+
+EXPORTED_BY_DAY = ("coma_vectors", "ddpg_continuous", "ppo_gru")
+AT_NIGHT = {"coma_vectors", "ddpg_continuous", "bicnet", "ppo_box_plain", "ppo_images"}
 
 
 def make_ppo(env: Any, **settings: Any) -> Policy:
@@ -193,7 +197,7 @@ def check(case: Case, step: int, action: Any) -> None:
 
 
 @pytest.mark.needs("flatbuffers")
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", by_day(POLICIES, EXPORTED_BY_DAY))
 def test_stablehlo(name: str, tmp_path: Path) -> None:
     exported_case = case(name)
     export(exported_case.policy, "stablehlo", tmp_path)
@@ -235,7 +239,7 @@ def test_inputs_are_those_that_actions_depend_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("onnx", "onnxruntime")
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", by_day(POLICIES, EXPORTED_BY_DAY))
 def test_onnx(name: str, tmp_path: Path) -> None:
     import onnxruntime
 
@@ -263,12 +267,7 @@ def load_agent(folder: Path) -> Any:
     return module
 
 
-AT_NIGHT = {"coma_vectors", "ddpg_continuous", "bicnet", "ppo_box_plain", "ppo_images"}
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.long if name in AT_NIGHT else ()) for name in NUMPY]
-)
+@pytest.mark.parametrize("name", by_day(NUMPY, {*NUMPY} - AT_NIGHT))
 def test_numpy(name: str, tmp_path: Path) -> None:
     exported_case = case(name)
     assert [path.name for path in export(exported_case.policy, "numpy", tmp_path)] == ["agent.py", "weights.npz"]
@@ -483,6 +482,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "export.md"
 FILES = dict(re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE))
 
 
+@pytest.mark.slow
 @pytest.mark.needs("flatbuffers")
 @pytest.mark.parametrize("name", FILES)
 def test_code_of_the_page(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

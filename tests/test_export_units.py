@@ -11,6 +11,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.cases import by_day
 
 from envs_jax.base import make
 from envs_jax.batch import batched
@@ -143,9 +144,7 @@ RUNNERS: dict[str, Callable[..., list[np.ndarray]]] = {
 LATER = {"equal", "table", "integers", "one", "float64"}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.long if name in LATER else ()) for name in SPACES]
-)
+@pytest.mark.parametrize("name", by_day(SPACES, {*SPACES} - {*LATER}))
 def test_actions_are_those_that_the_package_got(name: str, tmp_path: Path) -> None:
     policy = gymnasium_policy(name)
     Recorder.rows.clear()
@@ -169,7 +168,7 @@ def test_actions_are_those_that_the_package_got(name: str, tmp_path: Path) -> No
             assert isinstance(row[side], list) == isinstance(bound, list)
 
 
-@pytest.mark.parametrize("algo", [Sac, pytest.param(Ddpg, marks=pytest.mark.long)])
+@pytest.mark.parametrize("algo", [Sac, pytest.param(Ddpg, marks=pytest.mark.slow)])
 def test_other_algorithms(algo: Any, tmp_path: Path) -> None:
     policy = gymnasium_policy("unequal", algo)
     Recorder.rows.clear()

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -179,7 +180,7 @@ def test_it_is_named_and_marked(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "loss_at=22 failed at iteration 22: nothing is left to do" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("iterations", [16, 24])  # before it breaks, and after
+@pytest.mark.parametrize("iterations", [16, pytest.param(24, marks=pytest.mark.slow)])  # before it breaks, and after
 def test_a_resumed_run_does_not_find_it_again(iterations: int, broken: Path, tmp_path: Path, capsys: Any) -> None:
     directory = sweep("weights_at=0,21,1000", tmp_path, f"--total_env_steps {32 * iterations} --eval_every 0")
     other = sweep("weights_at=0,21,1000", tmp_path, "--eval_every 0")
@@ -256,6 +257,7 @@ def test_a_best_checkpoint_from_before_a_seed_failed(tmp_path: Path, capsys: pyt
     assert not capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_seed_whose_mask_closes_every_action(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = run(f"{RARE} --closes true", tmp_path)
     failed = newest_meta(directory)["failed"]
@@ -278,16 +280,18 @@ def test_the_result_in_python(tmp_path: Path) -> None:
     assert result.policy.config.algo_settings["loss_at"] == 0.0
 
 
-@pytest.mark.parametrize("setting", ["loss_at", "weights_at"])
+@pytest.mark.parametrize("setting", ["loss_at", pytest.param("weights_at", marks=pytest.mark.slow)])
 def test_where_a_trial_fails_does_not_depend_on_blocks(setting: str) -> None:
     """Trials at once and in turn, in one block and in several, stop counting in the same iteration."""
     trainer = build_run(parse([*FLAGS.split(), "--sweep", f"{setting}=0,5,7"]).config).trainer
     fill, train = trainer.algo.phases
     found = []
-    for vectorized, lengths in ((False, [8]), (True, [8]), (False, [3, 2, 3]), (True, [3, 2, 3])):
+    for vectorized, lengths in itertools.product((False, True), ([8], [3, 2, 3])):
         one = dataclasses.replace(trainer, vectorized=vectorized)
-        state, _ = one.make_block(fill)(one.init(one.keys(0)), jnp.int32(2))
-        block, before, failed = one.make_block(train), 2, {}
+        if len(lengths) == 1:
+            filling, block = one.make_block(fill), one.make_block(train)
+        state, _ = filling(one.init(one.keys(0)), jnp.int32(2))
+        before, failed = 2, {}
         for length in lengths:
             state, metrics = block(state, jnp.int32(length))
             assert np.all(np.asarray(state.iterations) == before + length)

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.cases import by_day
 
 from envs_jax import forks
 
@@ -53,7 +54,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("activity", CALLS)
+@pytest.mark.parametrize("activity", by_day(CALLS, ["training"]))
 def test_after_jax_was_used_in_the_parent(activity: str, tmp_path: Path) -> None:
     """The parent has only used JAX itself."""
     within = CALLS[activity]
@@ -64,7 +65,7 @@ def test_after_jax_was_used_in_the_parent(activity: str, tmp_path: Path) -> None
     assert "'spawn' (multiprocessing.get_context('spawn'))" in sentence and status == "status 0"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_after_the_parent_trained(tmp_path: Path) -> None:
     trained, sentence, status = fork(TRAIN, TRAIN, tmp_path)
     assert (trained, status) == ("trained", "status 0") and sentence.startswith("UsageError this process was forked")

@@ -150,7 +150,7 @@ def with_array(env: Any) -> Any:
     return plain, begin
 
 
-@pytest.mark.parametrize("backend", ["dense", pytest.param("windows", marks=pytest.mark.long)])
+@pytest.mark.parametrize("backend", ["dense", pytest.param("windows", marks=pytest.mark.slow)])
 def test_missions_are_those_over_the_same_ground_in_the_state(backend: str, file: str) -> None:
     """Grounds in states are compared with the oracle elsewhere."""
     env = make(terrain=file, q=4, budget=3, num_agents=3, failure_rate=0.2, map_backend=backend)
@@ -202,6 +202,7 @@ def test_environments_over_one_file_are_equal(file: str, tmp_path: Path, monkeyp
     assert other.ground == changed.ground and other != changed
 
 
+@pytest.mark.slow
 def test_an_area_stretches_all_but_the_range() -> None:
     """A mission in 100 m with a range of 50 m is that in 50 m with 25 m."""
     usual = make(failure_rate=0.1, communication_range=25.0)
@@ -221,7 +222,7 @@ def test_an_area_stretches_all_but_the_range() -> None:
     assert drawn == {0.0, 7.5, 12.5, 50.0}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_contract_over_a_file(file: str) -> None:
     check_env(make(terrain=file, q=3, num_agents=2, budget=2, area=20.0, map_backend="windows"))
 
@@ -259,7 +260,7 @@ def test_drawings_have_the_ground_and_its_metres(tmp_path: Path) -> None:
 SMALL = "--q 3 --num_agents 2 --budget 2"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_scripted_policies_over_a_file(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     conditions = tmp_path / "conditions.yaml"
     conditions.write_text(f"usual: {{}}\nown: {{terrain: {file}}}\n")
@@ -268,7 +269,7 @@ def test_scripted_policies_over_a_file(file: str, tmp_path: Path, capsys: pytest
     assert "own" in capsys.readouterr().out
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_runs_find_their_file_again(file: str, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)

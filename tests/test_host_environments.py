@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import host
+from helpers.cases import by_day
 
 import envs_jax
 import jaxrl
@@ -298,7 +299,7 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in json.loads(line).items() if not k.startswith("time/")} for line in lines]
 
 
-@pytest.mark.parametrize("case", RUNS)
+@pytest.mark.parametrize("case", by_day(RUNS, ["cartpole, ppo", "pendulum, sac"]))
 def test_trains(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Train, evaluate, act and resume; the first case twice, which gives the same run."""
     monkeypatch.chdir(tmp_path)
@@ -324,7 +325,7 @@ def test_trains(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert cut == ("coma" not in case)  # whose iterations begin with new episodes
 
 
-@pytest.mark.parametrize("algo", ["ppo", "ddpg"])
+@pytest.mark.parametrize("algo", by_day(["ppo", "ddpg"], ["ppo"]))
 def test_a_run_equals_that_of_the_same_environment_in_jax(algo: str, tmp_path: Path, monkeypatch: Any) -> None:
     """A walk in which nothing is random: metrics of episodes and of learning, and evaluations."""
     monkeypatch.chdir(tmp_path)
@@ -388,7 +389,7 @@ def test_an_observation_of_another_shape_is_no_broadcast() -> None:
     assert np.isnan(rows[2].reward).all()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_large_arrays_on_one_core_end_in_time() -> None:
     """The program waits for the host and the host for the program's actions: megabytes, on one thread."""
     code = (

@@ -80,6 +80,7 @@ def test_any_is_a_share() -> None:
     assert "(info['hit'] is 3): name it without ':any', or return 0 or 1" in str(failure)
 
 
+@pytest.mark.slow
 def test_evaluation_and_training_show_them(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
     name = register([{}, {"x": 1}, {"x": 2, "x/y z": 0.25}])

@@ -382,6 +382,7 @@ def test_masks_of_boxes_have_no_meaning() -> None:
     assert failure is None and rows[0].action_mask is None
 
 
+@pytest.mark.slow
 def test_our_own_environment_by_way_of_gymnasium() -> None:
     inner = envs_jax.make("snakes_1v1", masks=True, height=4, width=4, beans=2, max_steps=6)
     gymnasium.register("host/Snakes-v0", entry_point=lambda: GymnasiumEnv(inner), max_episode_steps=6)

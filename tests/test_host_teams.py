@@ -239,6 +239,7 @@ def test_off_policy_learners_refuse_teams_that_may_be_incomplete(tmp_path: Any, 
     assert train.main([*words, "--complete_team", "true"]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("messages", ["none", "attention"])
 def test_ppo_learns_from_a_relay(messages: str, tmp_path: Any, monkeypatch: Any, capsys: Any) -> None:
     """With messages, too, which absent agents do not send; the run resumes."""
@@ -393,6 +394,7 @@ def test_masks_that_change(masks: Any, sentence: str, monkeypatch: pytest.Monkey
     assert sentence in str(batch.failure)
 
 
+@pytest.mark.slow
 def test_our_own_team_by_way_of_pettingzoo(monkeypatch: pytest.MonkeyPatch) -> None:
     """Masks of coverage, in infos, are those of the environment itself."""
     module = types.ModuleType("own_team")

@@ -48,11 +48,11 @@ def roll(batch: BatchedEnvironment, copies: int, steps: int) -> list[Any]:
     ("name", "settings", "workers"),
     [
         ("gymnasium:CartPole-v1", {"horizon": 15}, 2),
-        ("gymnasium:CartPole-v1", {"horizon": 15}, 9),
-        ("gymnasium:host/Parts-v0", {}, 3),
-        ("gymnasium:host/Screen-v0", {}, 2),
-        ("gymnasium:Pendulum-v1", {"horizon": 7}, 2),
-        ("pettingzoo:helpers.hunt", {}, 2),
+        pytest.param("gymnasium:CartPole-v1", {"horizon": 15}, 9, marks=pytest.mark.slow),
+        pytest.param("gymnasium:host/Parts-v0", {}, 3, marks=pytest.mark.slow),
+        pytest.param("gymnasium:host/Screen-v0", {}, 2, marks=pytest.mark.slow),
+        pytest.param("gymnasium:Pendulum-v1", {"horizon": 7}, 2, marks=pytest.mark.slow),
+        pytest.param("pettingzoo:helpers.hunt", {}, 2, marks=pytest.mark.slow),
         ("pettingzoo:helpers.host", {}, 3),
     ],
 )
@@ -70,6 +70,7 @@ def test_the_numbers_of_one_process(name: str, settings: dict[str, Any], workers
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.slow
 def test_other_numbers_of_copies_and_of_steps() -> None:
     """A batch that is closed, or called with another number of copies, starts other processes; one copy needs none."""
     batch = batched(envs_jax.make("gymnasium:CartPole-v1", host_workers=2))
@@ -178,6 +179,7 @@ def test_bad_numbers_of_workers(workers: Any, sentence: str, capsys: pytest.Capt
 PPO = "--algo ppo --env gymnasium:CartPole-v1 --rollout_steps 16 --num_minibatches 2 --hidden_size 8 --num_envs 3"
 
 
+@pytest.mark.slow
 def test_a_run_resumes_with_other_workers(tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Two runs whose workers change in opposite directions have the same rows; a change is no other environment."""
     monkeypatch.chdir(tmp_path)
@@ -277,10 +279,10 @@ while True:
     ("number", "group", "command"),
     [
         (signal.SIGKILL, False, ["-c", PLAY]),
-        (signal.SIGINT, True, TRAIN),
-        pytest.param(signal.SIGTERM, False, TRAIN, marks=pytest.mark.long),
-        pytest.param(signal.SIGTERM, True, TRAIN, marks=pytest.mark.long),
-        pytest.param(signal.SIGKILL, False, TRAIN, marks=pytest.mark.long),
+        pytest.param(signal.SIGINT, True, TRAIN, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, False, TRAIN, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, True, TRAIN, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, False, TRAIN, marks=pytest.mark.slow),
     ],
     ids=["kill -9 in a step", "Ctrl-C", "SIGTERM", "SIGTERM of the group", "kill -9"],
 )
@@ -353,6 +355,7 @@ sys.exit(train.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_signal_ends_a_step_that_never_returns(number: int, tmp_path: Path) -> None:
     flags = "--algo ppo --env gymnasium:host/Hanging-v0 --num_envs 2 --rollout_steps 4 --num_minibatches 1"

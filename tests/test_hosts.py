@@ -118,7 +118,7 @@ def steps(run: Path) -> list[int]:
 # Runs
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [COMA, DDPG], ids=["coma", "ddpg"])
 def test_two_hosts_of_two_devices_are_one_of_four_and_resume_on_one(flags: str, tmp_path: Path) -> None:
     assert train.main([*flags.split(), "--devices", "4", "--runs", str(tmp_path / "one")]) == 0
@@ -141,7 +141,7 @@ def schedule(run: Path) -> int:
     return int(re.findall(r"^schedule_env_steps: (\d+)$", (run / "config.yaml").read_text(), re.MULTILINE)[0])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_signal_to_one_host_stops_both_at_the_same_iteration_and_two_resume(tmp_path: Path) -> None:
     with Hosts(tmp_path, LONG, "--runs runs") as pair:
         pair.wait(lambda: "run directory: " in pair.text(0))
@@ -159,7 +159,7 @@ def test_a_signal_to_one_host_stops_both_at_the_same_iteration_and_two_resume(tm
     assert steps(run)[-1] == stopped + 8
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["torchrun", "jax"])
 def test_processes_of_a_launcher_are_one_run(launcher: str, tmp_path: Path) -> None:
     """Those of torchrun, and those with the variables of `jax.distributed.initialize` (issue 54)."""
@@ -168,7 +168,7 @@ def test_processes_of_a_launcher_are_one_run(launcher: str, tmp_path: Path) -> N
     assert "2 hosts" in both.text(0) and steps(only_run(tmp_path))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_lost_host_ends_the_run_with_a_good_checkpoint(lost: int, tmp_path: Path) -> None:
     with Hosts(tmp_path, LONG, "--runs runs") as pair:
@@ -193,7 +193,7 @@ def test_a_lost_host_ends_the_run_with_a_good_checkpoint(lost: int, tmp_path: Pa
     assert steps(run)[-1] == stopped + 8
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_hosts_that_disagree_are_refused(tmp_path: Path) -> None:
     with Hosts(tmp_path, f"{TINY} --total_env_steps 320 --runs runs", other="--seed 5") as pair:
         assert pair.exit_codes() == [2, 2]
@@ -203,7 +203,7 @@ def test_hosts_that_disagree_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_what_host_0_is_refused_all_are_told(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file")
     with Hosts(tmp_path, f"{TINY} --total_env_steps 320 --runs runs") as pair:
@@ -338,7 +338,7 @@ def test_hosts_exchange_values_and_end_together(tmp_path: Path) -> None:
         assert process.returncode == 0, output
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_host_that_does_not_know_the_others_is_refused(tmp_path: Path, alone: pytest.MonkeyPatch) -> None:
     process = start(tmp_path, "--num_hosts", "2")
     _, refusal = process.communicate(timeout=60)[0].splitlines()

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.cases import by_day
 from helpers.flag_runs import ENVIRONMENTS, RUNS, make_run
 from helpers.tiny import Corridor
 from test_env_contract import SETTINGS
@@ -31,10 +32,10 @@ from jaxrl.evaluation import policies
 
 TESTS = Path(__file__).parent
 FLAGS = ("JAX_ENABLE_X64", "JAX_DEBUG_NANS", "JAX_DISABLE_JIT")
-DEFAULT = ("ppo", "sac")  # in every run of the tests; the others are long
+DEFAULT = ("ppo", "sac")  # in every run of the tests; the others at night
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*SETTINGS, *RUNS])
 @pytest.mark.parametrize("flag", FLAGS)
 def test_everything_works_with_the_flag(flag: str, name: str) -> None:
@@ -48,7 +49,7 @@ def test_everything_works_with_the_flag(flag: str, name: str) -> None:
     assert done.stdout.splitlines() == [name]
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in DEFAULT else pytest.mark.long) for n in RUNS])
+@pytest.mark.parametrize("name", by_day(RUNS, DEFAULT))
 def test_programs_of_algorithms_name_their_dtypes(name: str) -> None:
     """With x64 the state is of the same types, no number is wide but whole ones, and no draw takes wide bits."""
 
@@ -145,7 +146,7 @@ def test_an_export_that_may_move_nothing_is_refused(
     assert capsys.readouterr().err.startswith("error: JAX_TRANSFER_GUARD is disallow, but jaxrl moves numbers ")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_environments_can_be_stepped_without_compilation(name: str) -> None:
     """The same games as with it, for a debugger that looks into them."""

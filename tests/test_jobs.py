@@ -10,8 +10,13 @@ from scripts import count_tests as jobs
 ROOT = Path(__file__).parents[1]
 
 
-def test_every_test_runs_in_a_job(tmp_path: Path) -> None:
-    tests = jobs.collect(tmp_path / "tests.json")
+@pytest.fixture(scope="module")
+def tests(tmp_path_factory: pytest.TempPathFactory) -> dict[str, jobs.Test]:
+    """All tests by name."""
+    return jobs.collect(tmp_path_factory.mktemp("jobs") / "tests.json")
+
+
+def test_every_test_runs_in_a_job(tests: dict[str, jobs.Test]) -> None:
     assert len(tests) > 2000
     counts, left = jobs.count(tests)
     assert not left
@@ -19,8 +24,14 @@ def test_every_test_runs_in_a_job(tmp_path: Path) -> None:
     assert counts["nightly"] + sum(1 for test in tests.values() if test.packages) == len(tests)
 
 
+def test_what_the_extras_job_installs_is_tested(tests: dict[str, jobs.Test]) -> None:
+    needed = frozenset().union(*(jobs.find_distributions(test.packages) for test in tests.values()))
+    for environment in jobs.read_extras():
+        assert not [name for name, distributions in environment.items() if not needed & distributions]
+
+
 def test_jobs_by_hand() -> None:
-    plain, slow, torch = jobs.Test(frozenset(), frozenset()), frozenset({"long"}), frozenset({"torch"})
+    plain, slow, torch = jobs.Test(frozenset(), frozenset()), frozenset({"slow"}), frozenset({"torch"})
     tests = {
         "a": plain,
         "b": jobs.Test(slow, frozenset()),
@@ -28,7 +39,7 @@ def test_jobs_by_hand() -> None:
         "d": jobs.Test(frozenset({"needs"}), torch | {"no_such_package"}),
         "e": jobs.Test(frozenset({"needs"}), frozenset({"mujoco_playground"})),
     }
-    assert jobs.count(tests) == ({"test": 1, "test-long": 1, "test-extras": 2, "nightly": 2}, ["d"])
+    assert jobs.count(tests) == ({"test": 1, "test-slow": 1, "test-extras": 2, "nightly": 2}, ["d"])
 
 
 def test_only_the_mark_skips_for_a_package() -> None:
@@ -47,4 +58,4 @@ def test_jobs_are_documented_and_run_by_ci(target: str) -> None:
     assert f"make {target} " in (ROOT / "CONTRIBUTING.md").read_text()
     workflows = "".join(path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml"))
     commands = workflows + (ROOT / ".ci" / "run").read_text()
-    assert target == "test-long" or f"make {target}" in commands  # nightly runs the long ones
+    assert target == "test-slow" or f"make {target}" in commands  # nightly runs the slow ones

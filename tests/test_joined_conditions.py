@@ -78,13 +78,14 @@ MIXED: list[dict[str, Any]] = [
 TEAM = {"memory": "gru", "message_passing": "attention", "hidden_size": 8, "memory_size": 8, "message_heads": 2}
 
 
+@pytest.mark.slow
 def test_one_program_plays_numbers_of_two(programs: list[Any]) -> None:
     together = check_same(make_policies("ppo", {"hidden_size": 8}, num_agents=3), MIXED[:2], ["learned"])
     assert len(programs) == 2 * (1 + 2)
     assert {"uavs", "delivered"} <= set(together[1].ends)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algo", "settings"),
     [
@@ -105,7 +106,7 @@ def test_numbers_are_those_of_programs_of_their_own(algo: str, settings: dict[st
         assert len({tuple(outcome.ends["entropy"].ravel()) for outcome in together[policy::4]}) == len(MIXED)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fixed", "settings"),
     [
@@ -169,7 +170,7 @@ def test_what_a_program_must_know_is_not_joined() -> None:
     assert Ruled(q=3).join([Ruled(q=3, failure_rate=0.5)]) is None
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_groups_are_played_in_turn_and_reported_in_order(programs: list[Any]) -> None:
     policy_set = policies.load(None, "coverage", {**TINY, "num_agents": 2})
     settings = [{}, {"q": 4}, {"failure_rate": 1.0}, {"q": 4, "failure_rate": 1.0}]

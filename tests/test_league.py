@@ -113,7 +113,7 @@ def by_hand(first: PolicySet, second: PolicySet, games: int, seed: int) -> dict[
     return {name: np.asarray(value) for name, value in steps[0].metrics.items()}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_runs_meet_each_with_its_own_eyes(two):
     ranking = league.league(two, ["random", "level2"])
     assert ranking.players == ("ddpg/1", "ddpg/2", "random", "level2")
@@ -143,7 +143,7 @@ def test_each_scripted_player_is_the_level_of_its_name():
     ]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_scripted_player_plays_as_it_does_alone():
     alone = load(None, "snakes_1v1", dataclasses.asdict(make("snakes_1v1", max_steps=STEPS, side="both")))
     among = alone.with_env_settings({"opponent": "0,3"})
@@ -153,7 +153,7 @@ def test_a_scripted_player_plays_as_it_does_alone():
         np.testing.assert_array_equal(values, curves[name][-1], err_msg=name)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_matches_of_several_seeds():
     """Means over the games of each seed, and Student's interval; scripted players have no seeds."""
     first, second = make_eval_policy(1, opponent="1,2"), make_eval_policy(3, opponent="1,2")
@@ -351,7 +351,7 @@ def runs(tmp_path_factory) -> list[Path]:
     return directories
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_run_against_every_scripted_player(runs, capsys):
     assert evaluate.main([str(runs[0]), "--episodes", "20"]) == 0
     out, _ = capsys.readouterr()
@@ -370,7 +370,7 @@ def test_a_run_against_every_scripted_player(runs, capsys):
     assert "By the 95 % interval of its score difference, sampled" in out and f"wrote {runs[0]}" in out
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_league_of_two_runs(runs, tmp_path, capsys):
     path = tmp_path / "league.json"
     assert evaluate.main([str(runs[0]), "--against", str(runs[1]), "--episodes", "12", "--out", str(path)]) == 0

@@ -5,6 +5,7 @@ import json
 import struct
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,6 +50,12 @@ class Service:
         self.first = self.rows[-1][0] + 1 if self.rows else 0  # a run goes on after its last step
 
 
+@pytest.fixture(scope="module", autouse=True)
+def programs() -> Iterator[None]:
+    with shared_programs():
+        yield
+
+
 @pytest.fixture
 def wandb(monkeypatch: pytest.MonkeyPatch) -> Service:
     service = Service()
@@ -74,9 +81,8 @@ def expected_rows(directory: Path) -> list[tuple[int, dict[str, float]]]:
 
 
 def test_a_run_and_its_continuation_are_one_run_of_each_service(tmp_path: Path, wandb: Service, capsys: Any) -> None:
-    with shared_programs():
-        directory = run(f"{FLAGS} --logger wandb", tmp_path)
-        resume(directory, "--total_env_steps 960")
+    directory = run(f"{FLAGS} --logger wandb", tmp_path)
+    resume(directory, "--total_env_steps 960")
     assert (
         wandb.rows == expected_rows(directory) and len(expected_rows(directory)) == 33
     )  # 30 iterations and 3 evaluations
@@ -133,8 +139,7 @@ def test_a_logger_that_fails_warns_once_and_the_run_goes_on(
 ) -> None:
     wandb.fails = fails
     wandb_online(wandb)
-    with shared_programs():
-        directory = run(f"{FLAGS} --logger wandb", tmp_path)
+    directory = run(f"{FLAGS} --logger wandb", tmp_path)
     out = capsys.readouterr().out
     assert out.count("warning: ") == 1 and "warning: wandb gets no more metrics (" in out
     assert ("no such project" if fails == "begin" else "ConnectionError: the service is gone") in out

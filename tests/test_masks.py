@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.cases import by_day
 from helpers.tiny import TinyQ
 
 from envs_jax import Box, Discrete, Environment, EnvSpec, TimeStep, restart, transition
@@ -114,9 +115,7 @@ def check(action: Any, every: bool = True, mask: np.ndarray = MASK) -> None:
     assert not every or np.all(np.bincount(action.ravel()) > 100)
 
 
-@pytest.mark.parametrize(  # coma_original acts as coma does
-    "name", [pytest.param(name, marks=pytest.mark.long if name == "coma_original" else ()) for name in ALGORITHMS]
-)
+@pytest.mark.parametrize("name", by_day(ALGORITHMS, {*ALGORITHMS} - {"coma_original"}))  # which acts as coma does
 def test_closed_actions_are_never_played(name: str) -> None:
     """While exploring, by the policy, drawn and greedy, and in evaluation; masks of bool and of int8."""
     policy = make_policy(name)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers.cases import by_day
 from helpers.off_policy import make_trainer, run
 from helpers.recall import Recall
 from helpers.runs import check_resume
@@ -129,7 +130,7 @@ def random_case(kind: str, layers: int, lengths: tuple[int, int] = (6, 9)) -> tu
     return network, params, x, first, carry
 
 
-@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("layers", by_day((1, 2), [1]))
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_network_restarts_its_memory_where_an_episode_begins(kind: str, layers: int) -> None:
     network, params, x, first, carry = random_case(kind, layers)
@@ -191,9 +192,10 @@ def collect(trainer: Any, iterations: int) -> tuple[Any, Trajectory, TimeStep]:
     ("env", "settings"),
     [
         (Corridor(num_agents=2, length=3, horizon=7), {"memory": "gru", "critic": "local"}),
-        (
+        pytest.param(
             PointMass(num_agents=2),
             {"memory": "lstm", "memory_layers": 2, "normalize_observation": "always", "rollout_steps": 7},
+            marks=pytest.mark.slow,
         ),
     ],
     ids=["gru", "lstm"],
@@ -221,7 +223,7 @@ def test_learning_reproduces_the_log_probabilities_of_acting(env: Any, settings:
     assert np.abs(forgotten - acted).max() > 1e-4  # the carry at the start matters
 
 
-@pytest.mark.parametrize("kind", ["gru", pytest.param("lstm", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", by_day(KINDS, ["gru"]))
 def test_learning_of_coma_reproduces_the_log_probabilities_of_acting(kind: str) -> None:
     """Over rollouts in which some episodes end early and others begin."""
     trainer = make_trainer(Coma, Corridor(num_agents=2, length=3, horizon=9), 8, **(COMA | {"memory": kind}))
@@ -308,7 +310,7 @@ def by_sequence(x: np.ndarray) -> np.ndarray:
     return np.moveaxis(np.asarray(x), 0, 2).reshape(B * A, len(x), *np.shape(x)[3:])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", by_day(KINDS, ["gru"]))
 def test_a_step_of_learning_is_the_slope_of_a_loss_in_numpy(kind: Any) -> None:
     """Plain gradient descent moves each parameter against finite differences of the loss, by hand in float64."""
     chains = Custom(optimizers={"actor": optax.sgd(1.0), "critic": optax.sgd(1.0)})
@@ -474,7 +476,7 @@ def test_the_task_pays_only_the_cue_of_the_first_step() -> None:
         assert bool(timestep.terminated) == (t == 3)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("algorithm", [Ppo, Coma])
 def test_a_cue_is_recalled_with_a_memory_only(algorithm: Any, seed: int) -> None:
@@ -493,7 +495,7 @@ COMMAND = (
 )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:
     """The memories of actor and critic in the middle of episodes are part of a checkpoint."""
     check_resume(COMMAND, tmp_path)

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.cases import by_day
 from helpers.off_policy import CASES, SAC, VARIANTS, digest, make_trainer, run, trainer_of
 from helpers.tiny import Corridor, CorridorState, PointMass, PointState
 
@@ -34,9 +35,7 @@ def networks_of(params: Any, name: str) -> list[Any]:
     return jax.tree.leaves(getattr(network, "params", network))
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=() if case in TRAINED else pytest.mark.long) for case in CASES]
-)
+@pytest.mark.parametrize("case", by_day(CASES, TRAINED))
 def test_every_variant_trains_in_one_trace(case: str) -> None:
     trainer = trainer_of(case)
     state, metrics = run(trainer, 3)
@@ -52,9 +51,7 @@ def test_every_variant_trains_in_one_trace(case: str) -> None:
     assert int(total(state.progress.updates)) == burst + 12
 
 
-@pytest.mark.parametrize(
-    "case", ["ddpg expected", *(pytest.param(case, marks=pytest.mark.long) for case in ("ddpg continuous", "sac"))]
-)
+@pytest.mark.parametrize("case", by_day(["ddpg expected", "ddpg continuous", "sac"], ["ddpg expected"]))
 def test_the_replay_holds_what_was_played(case: str) -> None:
     """Rows of the ring are consistent: what is seen next follows from the stored action, unless an episode ended.
 
@@ -101,15 +98,9 @@ class Paid(PointMass):
         return dataclasses.replace(timestep, reward=jnp.full(self.num_agents, 0.0 if first else 1.0))
 
 
-@pytest.mark.parametrize(
-    ("case", "n_step"),
-    [
-        pytest.param("ddpg", 1, marks=pytest.mark.long),
-        ("ddpg", 3),
-        pytest.param("sac", 1, marks=pytest.mark.long),
-        pytest.param("sac", 3, marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize("case", ["ddpg", "sac"])
+@pytest.mark.slow
 def test_a_cut_episode_is_bootstrapped(case: str, n_step: int) -> None:
     """Worth 1 / (1 - 0.8) = 5; if the cut after four steps were an end, at most 2.95."""
     if case == "ddpg":
@@ -130,7 +121,8 @@ class Counted(Ddpg):
         return params, metrics | {"index": update_index.astype(jnp.float32)}
 
 
-@pytest.mark.parametrize("tau", [1.0, pytest.param(0.25, marks=pytest.mark.long)])
+@pytest.mark.slow
+@pytest.mark.parametrize("tau", [1.0, 0.25])
 def test_updates_for_random_steps_heed_the_period_of_the_targets(tau: float) -> None:
     """Issue 54: of eight updates for random steps and four of training, every third moves the targets."""
     settings = VARIANTS["expected"] | {"random_steps": 64, "update_interval": 1, "tau": tau, "target_update_period": 3}
@@ -175,9 +167,9 @@ def test_resuming_is_exact_in_every_phase(tmp_path: Path) -> None:
     ("case", "devices", "seeds"),
     [
         ("sac", 1, 1),
-        pytest.param("ddpg expected", 1, 1, marks=pytest.mark.long),
-        pytest.param("sac", 2, 1, marks=pytest.mark.long),
-        pytest.param("sac", 1, 2, marks=pytest.mark.long),
+        pytest.param("ddpg expected", 1, 1, marks=pytest.mark.slow),
+        pytest.param("sac", 2, 1, marks=pytest.mark.slow),
+        pytest.param("sac", 1, 2, marks=pytest.mark.slow),
     ],
 )
 def test_one_program_runs_all_phases(case: str, devices: int, seeds: int) -> None:

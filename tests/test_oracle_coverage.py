@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import golden
+from helpers.cases import by_day
 
 from bench.reference.coverage import baselines, oracle, torch_learner
 from bench.reference.coverage.oracle import Mission, Settings
 
 BELIEF, OBSERVATION, REWARD, ENTROPY = 5e-5, 1e-5, 1e-5, 1e-6  # tolerances: the records are float32
 
-LARGE = ("m01", "m02")
-MISSIONS = [pytest.param(name, marks=pytest.mark.long) if name in LARGE else name for name in golden.COVERAGE_MISSIONS]
+MISSIONS = by_day(golden.COVERAGE_MISSIONS, {*golden.COVERAGE_MISSIONS} - {"m01", "m02"})  # which are large
 
 
 def recorded_settings(record: golden.CoverageRecord) -> Settings:

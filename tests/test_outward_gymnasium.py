@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.cases import by_day
 from helpers.outward import ENVS, SINGLE, SNAKES, TEAMS, Dictionaries, Reference, close, drawn, needs_gymnasium
 from helpers.tiny import Corridor, PointMass
 
@@ -20,7 +21,7 @@ EXPECTED = ("minimum value is -infinity", "maximum value is infinity", "Not able
 
 
 @needs_gymnasium
-@pytest.mark.parametrize("name", SINGLE)
+@pytest.mark.parametrize("name", by_day(SINGLE, ["corridor", "reach"]))
 def test_the_single_environment_passes_gymnasiums_checker(name: str) -> None:
     from gymnasium.utils.env_checker import check_env
 
@@ -47,7 +48,7 @@ def test_names_of_gymnasium() -> None:
 
 
 @needs_gymnasium
-@pytest.mark.parametrize("name", [*SINGLE, *TEAMS])
+@pytest.mark.parametrize("name", by_day([*SINGLE, *TEAMS], ["corridor", "corridors", "reach"]))
 def test_the_vector_environment_equals_the_batch(name: str) -> None:
     env, copies = ENVS[name](), 3
     agents = env.spec.num_agents
@@ -88,7 +89,7 @@ def test_the_vector_environment_equals_the_batch(name: str) -> None:
 
 
 @needs_gymnasium
-@pytest.mark.parametrize("name", SINGLE)
+@pytest.mark.parametrize("name", by_day(SINGLE, ["corridor", "reach"]))
 def test_one_copy_equals_gymnasiums_own_vector_environment(name: str) -> None:
     """Autoreset, final observations and infos equal Gymnasium's SyncVectorEnv in its default mode."""
     from gymnasium.vector import SyncVectorEnv

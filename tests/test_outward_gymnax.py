@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.cases import by_day
 from helpers.outward import ENVS, SINGLE, SNAKES, Dictionaries, drawn
 from helpers.tiny import Corridor
 
@@ -14,7 +15,7 @@ from envs_jax.adapters.gymnax_style import GymnaxStyleEnv
 from envs_jax.progress import start
 
 
-@pytest.mark.parametrize("name", ["corridor", *(pytest.param(name, marks=pytest.mark.long) for name in SINGLE[1:])])
+@pytest.mark.parametrize("name", by_day(SINGLE, ["corridor"]))
 def test_gymnax_style_equals_the_environment_stepped_by_hand(name: str) -> None:
     env = ENVS[name]()
     adapter, copies, steps = GymnaxStyleEnv(env), 3, 15

@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.cases import by_day
 from helpers.outward import ENVS, TEAMS, Dictionaries, Reference, close, drawn, needs_pettingzoo
 from helpers.tiny import Corridor
 
@@ -18,7 +19,7 @@ from envs_jax.adapters.pettingzoo import PettingZooParallelEnv
 @needs_pettingzoo
 @pytest.mark.filterwarnings("ignore:The old environment creation API:DeprecationWarning")  # in their imports
 @pytest.mark.parametrize("mask_in_observation", [False, True])
-@pytest.mark.parametrize("name", ["reach", *TEAMS])
+@pytest.mark.parametrize("name", by_day(["reach", *TEAMS], ["corridors"]))
 def test_pettingzoos_own_tests(name: str, mask_in_observation: bool) -> None:
     from pettingzoo.test import parallel_api_test, parallel_seed_test
 
@@ -28,7 +29,7 @@ def test_pettingzoos_own_tests(name: str, mask_in_observation: bool) -> None:
 
 
 @needs_pettingzoo
-@pytest.mark.parametrize("name", TEAMS)
+@pytest.mark.parametrize("name", by_day(TEAMS, ["corridors", "snakes_team"]))
 def test_the_parallel_environment_equals_the_batch(name: str) -> None:
     env = ENVS[name]()
     names = [f"agent_{i}" for i in range(env.spec.num_agents)]

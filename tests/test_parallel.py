@@ -71,16 +71,16 @@ def on_one_device(algo: type[Algorithm]) -> TrainState:
 
 
 @pytest.mark.parametrize(
-    "devices", [pytest.param(2, marks=pytest.mark.long), pytest.param(4, marks=pytest.mark.long), 8]
+    "devices", [pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow), 8]
 )
-@pytest.mark.parametrize("algo", [pytest.param(TinyQ, marks=pytest.mark.long), Coma])
+@pytest.mark.parametrize("algo", [pytest.param(TinyQ, marks=pytest.mark.slow), Coma])
 def test_training_computes_the_same_on_any_number_of_devices(algo: type[Algorithm], devices: int) -> None:
     """Up to the order of sums over devices; actions, counters and keys are equal."""
     state = train(make_trainer(algo, devices, COMA if algo is Coma else {}), (2, 3))
     assert_close(state, on_one_device(algo), 1e-4)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_coverage_computes_the_same_on_one_and_eight_devices() -> None:
     env = envs_jax.make("coverage", q=5, num_agents=2, budget=3)
     settings = COMA | {"num_epochs": 1, "egocentric": True}
@@ -181,7 +181,7 @@ def test_a_pass_without_gradient_has_chunks_of_its_own(learn: int, forward: int,
 
 
 @pytest.mark.parametrize("learn_chunk", [0, 4])
-@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.long), 8])
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow), 8])
 def test_gradient_is_that_of_the_whole_batch(devices: int, learn_chunk: int) -> None:
     rng = np.random.default_rng(0)
 

@@ -14,7 +14,7 @@ from bench.peers.environments import Skipped, open_environment
 from bench.peers.installs import Peer
 from bench.peers.tasks import Task, Watch
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 FAKE = """
 import json, sys
@@ -190,7 +190,7 @@ def test_learners_make_the_steps_of_a_task(peer, algo):
     assert updates == 2 * 16 if algo == "ppo" else 44 <= updates <= 52  # ours: of the 16th step, too
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_real_worker(tmp_path):
     """Our reach in a process of its own, through the command."""
     out = tmp_path / "out.json"

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.cases import by_day
 from helpers.off_policy import Compiled
 from helpers.tiny import Corridor
 
@@ -60,10 +61,9 @@ def make_pieces(case: str) -> Pieces:
 SHARED = "coma on two devices"
 
 MEMORY = "ppo with a memory on two devices"
-AT_NIGHT = [pytest.param(case, marks=pytest.mark.long) for case in ("coma", "coma with a memory", MEMORY)]
 
 
-@pytest.mark.parametrize("case", [*AT_NIGHT, SHARED, "ppo"])
+@pytest.mark.parametrize("case", by_day(["coma", "coma with a memory", MEMORY, SHARED, "ppo"], [SHARED]))
 def test_pieces_do_what_a_block_does(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_pieces, "PIECE_SECONDS", 1e-9)  # every step on its own
     trainer = make_trainer(case)

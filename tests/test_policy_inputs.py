@@ -273,7 +273,7 @@ def test_the_exported_agent_refuses_too(tmp_path: Path) -> None:
     assert remember(np.zeros((3, 2, 5)), mask, carry=carry, first=[False, True, False])[0].shape == (3, 2)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_exported_agent_of_whole_numbers(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"num_minibatches": 1}
     policy = make_policy(make("snakes_1v1"), Ppo, **settings)

@@ -171,19 +171,23 @@ def plain_iteration(algo: Ppo, params: PpoParameters, trajectory: Trajectory, la
         total = (-gain + critic_loss - algo.entropy_weight * entropy).mean()
         return total, (-gain.mean(), critic_loss.mean(), entropy.mean(), ((ratio - 1) - jnp.log(ratio)).mean())
 
-    learned, (metrics, states, chains) = (actor, critic), ((), [], [])
-    for rate, tree in zip((algo.actor_lr, algo.critic_lr), learned, strict=True):
-        chains.append(optax.chain(optax.clip_by_global_norm(algo.max_grad_norm), optax.adam(rate, eps=1e-5)))
-        states.append(chains[-1].init(tree))
-    gradient_of = jax.jit(jax.value_and_grad(loss, has_aux=True))
-    for _ in range(algo.num_epochs):
-        (_, metrics), gradient = gradient_of(learned)
+    rates = (algo.actor_lr, algo.critic_lr)
+    chains = [optax.chain(optax.clip_by_global_norm(algo.max_grad_norm), optax.adam(rate, eps=1e-5)) for rate in rates]
+
+    @jax.jit
+    def descend(learned: Any, states: Any) -> Any:
+        (_, metrics), gradient = jax.value_and_grad(loss, has_aux=True)(learned)
         moved = []
         for part in (0, 1):
             with jax.numpy_dtype_promotion("standard"):
-                step, states[part] = chains[part].update(gradient[part], states[part])
-            moved.append(optax.apply_updates(learned[part], step))
-        learned = tuple(moved)
+                step, state = chains[part].update(gradient[part], states[part])
+            moved.append((optax.apply_updates(learned[part], step), state))
+        return *zip(*moved, strict=True), metrics
+
+    learned, metrics = (actor, critic), ()
+    states = jax.jit(lambda trees: tuple(chain.init(tree) for chain, tree in zip(chains, trees, strict=True)))(learned)
+    for _ in range(algo.num_epochs):
+        learned, states, metrics = descend(learned, states)
     return *learned, (*metrics, explained)
 
 
@@ -376,7 +380,7 @@ class Clock(Environment):
     [
         ("cut", 7),
         ("shared", 0),
-        *(pytest.param(*case, marks=pytest.mark.long) for case in (("cut", 0), ("ends", 7), ("scaled", 7))),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("cut", 0), ("ends", 7), ("scaled", 7))),
     ],
 )
 def test_values_are_the_known_ones(kind: str, rollout_steps: int) -> None:
@@ -402,7 +406,7 @@ def test_values_are_the_known_ones(kind: str, rollout_steps: int) -> None:
     assert trainer.algo.phases[0].restart == (rollout_steps == 0) == (not trainer.keeps_envs)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_central_critic_of_coverage_sees_states_not_actions() -> None:
     env = batched(envs_jax.make("coverage", q=2, num_agents=2, budget=2))
     spec, keys = env.spec, jax.random.split(jax.random.key(0), 3)
@@ -462,7 +466,7 @@ def greedy_score(trainer: Any, state: Any, name: str) -> float:
     return float(np.mean(evaluator.jit_final_values()(trainer.policies(state), jax.random.key(9), ())[name]))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("critic", ["local", "central"])
 def test_two_agents_learn_to_walk_a_corridor(critic: str) -> None:
     trainer = make_trainer(Ppo, Corridor(num_agents=2), 16, critic=critic, **QUICK)
@@ -472,6 +476,7 @@ def test_two_agents_learn_to_walk_a_corridor(critic: str) -> None:
     assert reached[0] < 0.6 < 0.95 < reached[-5:].mean()
 
 
+@pytest.mark.slow
 def test_continuous_actions_are_learned() -> None:
     """In a room where the policy has to stop at the corner that its task names; 0.5 away is where it starts."""
     trainer = make_trainer(Ppo, PointMass(num_agents=2, tasks=2, box=2.0), 16, entropy_weight=0.0, **QUICK)
@@ -489,7 +494,7 @@ CASES: dict[str, tuple[Environment, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_training_computes_the_same_on_one_and_eight_devices(case: str) -> None:
     env, settings = CASES[case]
@@ -524,7 +529,7 @@ def test_traced_settings_are_those_of_the_updates() -> None:
     assert swept.jitted_updates["update"].__wrapped__.func.__self__ is swept and swept.entropy_weight == 5.0
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_every_seed_learns_what_it_does_alone(case: str) -> None:
     env, settings = CASES[case]

@@ -192,7 +192,7 @@ def test_files_that_are_refused(content: dict[str, Any], sentence: str, tmp_path
     assert sentence in capsys.readouterr().err.splitlines()[-1]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_file_trains(tmp_path: Path) -> None:
     words = ["--q", "5", "--hidden_size", "4", "--total_episodes", "16", "--eval_every", "0"]
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(FORK))
@@ -326,7 +326,7 @@ def test_checkpoints_are_loaded_by_number_and_by_folder(run: Path) -> None:
             jaxrl.load(run, checkpoint=wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_run_begins_from_a_checkpoint(run: Path, tmp_path: Path) -> None:
     """With a learning rate of almost nothing the new run still has the weights that it began with."""
     words = f"{SAVES} --total_env_steps 32 --actor_lr 1e-12 --runs {tmp_path} --init_from {run} --checkpoint 2"
@@ -336,7 +336,7 @@ def test_a_run_begins_from_a_checkpoint(run: Path, tmp_path: Path) -> None:
     assert child.config.run.init_from == str(run / "checkpoints" / f"{2:010d}")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_commands_take_a_checkpoint(run: Path, tmp_path: Path, capsys: Any) -> None:
     folder = run / "checkpoints" / f"{2:010d}"
     assert export.main([str(folder), "--format", "numpy", "--out", str(tmp_path)]) == 0
@@ -369,7 +369,7 @@ def test_checkpoints_that_are_refused(
 # Jobs that are queued again
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_one_command_starts_a_run_and_resumes_it(tmp_path: Path, capsys: Any) -> None:
     words = f"{TINY} --runs {tmp_path} --compute_dtype auto --resume_or_start job".split()
     assert train.main(words) == 0
@@ -392,7 +392,7 @@ def test_one_command_starts_a_run_and_resumes_it(tmp_path: Path, capsys: Any) ->
 # Exports
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_an_exported_egocentric_policy_plays_real_missions_as_the_policy_does(tmp_path: Path) -> None:
     """In a Python without JAX; observations, places and masks come from missions of the policy."""
     words = f"{TINY} --runs {tmp_path} --egocentric --stride 2 --num_agents 4 --budget 6 --actor_lr 1e-2".split()

@@ -31,6 +31,7 @@ def test_equals_the_array_code(weld):
         np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_vmapped_batches_and_single_arms_are_one_batch():
     *arrays, scale = arguments()
     q, v, _ = kernel.control_step(*arrays, scale)

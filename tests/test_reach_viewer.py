@@ -13,7 +13,7 @@ from envs_jax.reach import viewer
 from jaxrl.evaluation import records
 from jaxrl.evaluation.policies import load
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -272,7 +272,7 @@ def test_sac(case: str, spec: EnvSpec) -> None:
     replay(configure(Sac, case)(spec, DataParallel(1)), case, ("actor", "critic", "target_critic"), "action")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.needs("torch")
 def test_the_records_are_what_the_learners_in_pytorch_do() -> None:
     from scripts import record_torch_updates

@@ -116,7 +116,7 @@ def run(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_html_through_the_verb_with_an_evaluation(evaluated, run, capsys):
     numbers, page = run / "evaluation.json", run / "mission.html"
     numbers.write_text(evaluated)

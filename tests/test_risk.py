@@ -169,7 +169,7 @@ class Gamble(Environment):
         return state, termination(reward, jnp.ones((1, 1)), metrics={"gambles": action[0].astype(jnp.float32)})
 
 
-@pytest.mark.parametrize("level", [1.0, 0.3])
+@pytest.mark.parametrize("level", [pytest.param(1.0, marks=pytest.mark.slow), 0.3])
 def test_a_gamble_is_avoided_where_the_worst_outcomes_count(level: float) -> None:
     settings = {"rollout_steps": 16, "num_minibatches": 2, "num_epochs": 4, "hidden_size": 16, "depth": 1}
     trainer = make_trainer(Ppo, Gamble(), 32, **settings, risk_level=level, actor_lr=3e-3, critic_lr=3e-3)
@@ -182,6 +182,7 @@ def test_a_gamble_is_avoided_where_the_worst_outcomes_count(level: float) -> Non
     assert gambles > 0.8 if level == 1.0 else gambles < 0.2, gambles
 
 
+@pytest.mark.slow
 def test_a_level_of_one_is_the_plain_method() -> None:
     def train_for(settings: Any) -> Any:
         small = {"rollout_steps": 8, "num_minibatches": 2, "hidden_size": 8, "depth": 1}
@@ -196,7 +197,7 @@ def test_a_level_of_one_is_the_plain_method() -> None:
     assert any((x != y).any() for x, y in zip(jax.tree.leaves(plain), jax.tree.leaves(cautious), strict=True))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_risk_goes_with_memory_messages_and_types(tmp_path: Path) -> None:
     command = (
         "--algo ppo --env helpers.whisper:Whisper --delay 1 --num_envs 8 --devices 1 --rollout_steps 4 "

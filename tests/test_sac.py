@@ -316,6 +316,7 @@ def test_initial_networks() -> None:
 # ---------------------------------------------------------------- training
 
 
+@pytest.mark.slow
 def test_the_point_mass_is_learned() -> None:
     """From 0.6 off to the corner of its task, by the best actions of the policy; no task can be solved blindly."""
     env = PointMass(num_agents=2, tasks=2)
@@ -332,13 +333,13 @@ def test_the_point_mass_is_learned() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [pytest.param({}, marks=pytest.mark.long), {"num_agents": 2, "tasks": 3, "box": 2.0, "dimensions": 1}]
+    "settings", [pytest.param({}, marks=pytest.mark.slow), {"num_agents": 2, "tasks": 3, "box": 2.0, "dimensions": 1}]
 )
 def test_the_point_mass_keeps_the_contract(settings: dict[str, Any]) -> None:
     check_env(PointMass(**settings))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_run_from_random_steps_to_evaluation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = (
         "--algo jaxrl.algos.sac:Sac --env helpers.tiny:PointMass --tasks 2 --num_envs 8 --hidden_size 8 "

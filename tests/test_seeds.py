@@ -26,7 +26,7 @@ from jaxrl.common.errors import UsageError
 from jaxrl.report.writer import read_metrics
 from jaxrl.runtime.build import build_run
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[1]
 FLAGS = (
@@ -84,8 +84,7 @@ def test_the_runs_own_metrics_are_means_over_seeds(three: Path) -> None:
             assert row["episodes"] == sum(seed_rows["episodes"] for seed_rows in each)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.parametrize("devices", [2, 4])
 def test_devices_share_the_seeds(devices: int, tmp_path: Path) -> None:
     flags = "--num_seeds 4 --total_env_steps 640"
     one, several = (train_run(f"{flags} --devices {count}", tmp_path) for count in (1, devices))
@@ -101,7 +100,6 @@ def test_devices_that_do_not_divide_the_seeds() -> None:
     assert build_run(parse(f"{FLAGS} --total_env_steps 640 --num_seeds 5 --devices 4".split()).config).mesh.size == 1
 
 
-@pytest.mark.long
 def test_a_resumed_run_is_exact(tmp_path: Path) -> None:
     whole = train_run("--num_seeds 2 --devices 1 --total_env_steps 1280", tmp_path)
     part = train_run("--num_seeds 2 --devices 1 --total_env_steps 960", tmp_path)
@@ -140,9 +138,7 @@ def test_tables_show_means_over_seeds(three: Path, capsys: pytest.CaptureFixture
     capsys.readouterr()
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=() if case == "sac modern" else pytest.mark.long) for case in CASES]
-)
+@pytest.mark.parametrize("case", CASES)
 def test_algorithms_learn_in_each_seed_what_they_do_alone(case: str) -> None:
     single = trainer_of(case)
     several = dataclasses.replace(single, seeds=2)
@@ -251,7 +247,6 @@ def test_looking_at_a_sweep(sweep: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert "is a sweep" in capsys.readouterr().err
 
 
-@pytest.mark.long
 def test_a_resumed_sweep_is_exact(tmp_path: Path) -> None:
     flags = "--sweep lr=0.1,0.3 --devices 1 --total_env_steps"
     whole, part = train_run(f"{flags} 1280", tmp_path), train_run(f"{flags} 960", tmp_path)
@@ -263,7 +258,6 @@ def test_a_resumed_sweep_is_exact(tmp_path: Path) -> None:
     assert (part / "trials.json").read_text() == (whole / "trials.json").read_text()
 
 
-@pytest.mark.long
 def test_a_sweep_that_is_killed(tmp_path: Path) -> None:
     """Kills, a flipped byte, other numbers of devices, in processes of their own: all trials end in the same bits."""
     flags = f"{FLAGS} --total_env_steps 28800 --block_iterations 8 --num_seeds 2 --sweep lr=0.05,0.1".split()
@@ -326,10 +320,8 @@ SWEPT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("vectorized", [True, pytest.param(False, marks=pytest.mark.long)])
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=() if case == "ppo" else pytest.mark.long) for case in SWEPT]
-)
+@pytest.mark.parametrize("vectorized", [True, False])
+@pytest.mark.parametrize("case", SWEPT)
 def test_traced_settings_are_those_of_the_field(case: str, vectorized: bool) -> None:
     """A trial with traced settings learns what the algorithm does that was made with these settings."""
     values = SWEPT[case]

@@ -75,7 +75,7 @@ def test_the_oldest_snapshot_is_replaced() -> None:
     assert pools[5] == [0, 2, 4] and pools[6] == [6, 2, 4] and pools[8] == [6, 8, 4]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(("side", "observation"), [("first", "obs_full"), ("second", "obs26")])
 def test_opponents_see_and_play_as_the_other_team_does(side: str, observation: str) -> None:
     """A game whose other team is "self", compared with the same game with both teams outside."""
@@ -103,7 +103,7 @@ def test_opponents_see_and_play_as_the_other_team_does(side: str, observation: s
     assert len({int(x) for x in drawn}) == 12
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_scripted_games_of_a_mixture_ignore_the_opponents() -> None:
     mixed, plain = (batched(envs_jax.make("snakes", opponent=o, **BOARD)) for o in ("self,1", "1"))
     keys, random = jax.random.split(jax.random.key(3), 40), np.random.default_rng(0)
@@ -124,7 +124,7 @@ def test_scripted_games_of_a_mixture_ignore_the_opponents() -> None:
     assert same_games[scripted].all() and same_games[~scripted].sum() < 3
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_run_is_exact_on_any_number_of_devices_and_resumes(tmp_path: Path) -> None:
     whole = outcome(run(f"{SELF} --devices 2", tmp_path / "whole"))
     cut = run(f"{SELF} --total_env_steps 320 --schedule_env_steps 640", tmp_path / "cut")

@@ -180,7 +180,7 @@ def test_a_run_of_three_phases(alone: Path) -> None:
 # Stops and resumes
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_stopped_by_max_seconds(alone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = run(f"{STUDY} --max_seconds 1e-9", tmp_path)  # over before the first block, which is made all the same
     assert steps(directory)[-1] == 1
@@ -213,7 +213,7 @@ def test_stopped_by_a_signal(
     assert outcome(directory) == outcome(alone)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_killed_and_damaged(tmp_path: Path) -> None:
     """Three kills at random moments and a flipped byte, each in processes of their own."""
     more = "--total_env_steps 28800 --checkpoint_every 40 --eval_every 3200 --block_iterations 8"
@@ -232,7 +232,7 @@ def test_killed_and_damaged(tmp_path: Path) -> None:
     assert "named" in done.stdout
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_second_interrupt_does_not_wait(tmp_path: Path) -> None:
     """A block of many minutes; nothing but the process itself knows that it should end."""
     argv = f"--algo helpers.tiny:TinyQ {TINY} --updates_per_step 3000000 --runs {tmp_path}".split()
@@ -440,7 +440,7 @@ def test_an_evaluation_that_is_not_due_is_not_owed(alone: Path, tmp_path: Path) 
     assert outcome(tmp_path / "run") == outcome(alone)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_block_that_does_not_end_is_given_up(tmp_path: Path) -> None:
     argv = f"--algo helpers.tiny:TinyQ {TINY} --updates_per_step 3000000 --runs {tmp_path}".split()
     environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "JAX_PLATFORMS": "cpu"}
@@ -742,7 +742,7 @@ def test_pauses_do_not_slow_the_rates_down(monkeypatch: pytest.MonkeyPatch) -> N
 # The real thing
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_coma_on_coverage(tmp_path: Path) -> None:
     argv = (
         "--algo coma --q 5 --num_agents 2 --budget 2 --hidden_size 4 --num_envs 4 --devices 1 --num_epochs 1 "

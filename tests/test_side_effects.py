@@ -80,7 +80,7 @@ OTHERS = (
 )  # fmt: skip
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_users_process_stays_as_it_was(tmp_path: Path) -> None:
     variables = {**os.environ, "XLA_FLAGS": "--xla_backend_optimization_level=0", "PYTHONPATH": str(ROOT)}
     variables["JAX_COMPILATION_CACHE_DIR"] = str(ROOT / ".cache" / "jax")

@@ -121,7 +121,7 @@ def test_fresh_goals_are_the_same_in_both_worlds_and_never_those_of_the_pool() -
 
 
 @pytest.mark.parametrize("task", tasks.TASKS)
-@pytest.mark.parametrize("hidden", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("hidden", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_task_of_the_family_pays_by_its_own_rule(task: str, hidden: bool) -> None:
     one = make_eval_policy(task=task, goals="pool", partially_observable=hidden)
     here, _ = world(one)
@@ -293,7 +293,7 @@ def test_collect_refuses(argv: str, expected: str, tmp_path: Path, capsys: Any) 
     assert not out.exists()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_collect_writes_or_says_why_not(run: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, "metaworld", None)
     out = tmp_path / "set.npz"

@@ -6,6 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.runs import shared_programs
 from helpers.tiny import PointMass
 
 import jaxrl
@@ -44,10 +45,11 @@ def test_it_acts_and_begins_runs_as_the_run_itself(run: Path, small: Path, tmp_p
     observation = jnp.ones((3, 1, *whole.env.spec.observation.shape))
     np.testing.assert_array_equal(weights(observation)[0], whole(observation)[0])
     assert weights.step == whole.step and size(small) < size(run) / 2
-    results = [
-        jaxrl.train("sac", PointMass, init_from=str(source), runs=str(tmp_path / name), progress=False, **SETTINGS)
-        for name, source in (("whole", run), ("small", small))
-    ]
+    with shared_programs():
+        results = [
+            jaxrl.train("sac", PointMass, init_from=str(source), runs=str(tmp_path / name), progress=False, **SETTINGS)
+            for name, source in (("whole", run), ("small", small))
+        ]
     np.testing.assert_array_equal(*(result.policy(observation)[0] for result in results))
 
 
@@ -88,7 +90,7 @@ def test_what_comes_with_the_package_acts(name: str) -> None:
     assert spec.score
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["coverage", "reach", "snakes"])
 def test_what_comes_with_the_package_is_better_than_chance(name: str) -> None:
     policy = jaxrl.load(f"pretrained:{name}")

@@ -24,13 +24,12 @@ from envs_jax.snakes.board import Board
 from envs_jax.snakes.types import PUBLISHED
 
 BOARDS = [  # height, width, snakes, beans, teams
-    (4, 4, 3, 8, 1),
     (10, 20, 6, 5, 2),
     *(
-        pytest.param(case, marks=pytest.mark.long)
+        pytest.param(case, marks=pytest.mark.slow)
         for case in (
-            (3, 3, 2, 3, 2), (12, 3, 4, 6, 2), (3, 3, 1, 1, 1), (3, 24, 4, 2, 2), (5, 7, 6, 5, 2), (9, 8, 7, 4, 1),
-            (12, 24, 8, 7, 2),
+            (4, 4, 3, 8, 1), (3, 3, 2, 3, 2), (12, 3, 4, 6, 2), (3, 3, 1, 1, 1), (3, 24, 4, 2, 2), (5, 7, 6, 5, 2),
+            (9, 8, 7, 4, 1), (12, 24, 8, 7, 2),
         )
     ),
 ]  # fmt: skip
@@ -250,20 +249,21 @@ def test_every_part_equals_the_oracle(case: tuple[int, ...]) -> None:
 
 MIXTURE = "1:1,2:1,3:1,4:1,evasion:1"
 ENVIRONMENTS: list[Any] = [
-    {"side": "both", "opponent": MIXTURE, "observation": "obs35", "reward": "plus"},
+    pytest.param({"side": "both", "opponent": MIXTURE, "observation": "obs35", "reward": "plus"},
+                 marks=pytest.mark.slow),
     {"height": 4, "width": 6, "snakes": 4, "beans": 3, "opponent": MIXTURE, "side": "both", "exclusive_beans": True,
      "fixed_respawn": True, "stale_observation_bug": True, "reward": "v1.1_fixed"},
     {"height": 3, "width": 4, "snakes": 2, "beans": 2, "opponent": "outside", "reward": "original",
      "time_limit": "truncate"},
     {"height": 3, "width": 5, "snakes": 3, "beans": 4, "teams": 1, "reward": "lives"},
     pytest.param({"height": 4, "width": 6, "snakes": 4, "beans": 3, "opponent": MIXTURE, "side": "both",
-                  "exclusive_beans": True, "fixed_respawn": True, "reward": "v1.1_fixed"}, marks=pytest.mark.long),
+                  "exclusive_beans": True, "fixed_respawn": True, "reward": "v1.1_fixed"}, marks=pytest.mark.slow),
     pytest.param({"height": 5, "width": 6, "snakes": 4, "beans": 6, "opponent": MIXTURE, "side": "both",
-                  "stale_observation_bug": True, "reward": "score"}, marks=pytest.mark.long),
+                  "stale_observation_bug": True, "reward": "score"}, marks=pytest.mark.slow),
     pytest.param({"height": 5, "width": 9, "side": "second", "observation": "obs30", "reward": "v1.1",
-                  "time_limit": "truncate"}, marks=pytest.mark.long),
+                  "time_limit": "truncate"}, marks=pytest.mark.slow),
     pytest.param({"height": 6, "width": 8, "snakes": 2, "opponent": "evasion", "side": "both", "reward": "score"},
-                 marks=pytest.mark.long),
+                 marks=pytest.mark.slow),
 ]  # fmt: skip
 
 

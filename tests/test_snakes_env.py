@@ -110,7 +110,7 @@ def test_the_seat_only_renames_snakes():
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_outside_both_teams_see_and_are_paid_as_the_learner_on_its_side():
     """The same game, played with both teams outside and with the choices of level 1 for the other team."""
     settings = {"max_steps": 30, "reward": "plus"}

@@ -177,7 +177,7 @@ def test_a_snake_sees_its_nearest_bean_to_the_right():
             assert np.asarray(columns(game, 1)[0])[first + 1, 0] >= 0
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_careful_masks_by_hand():
     pocket = [(1, 1), (0, 1), (0, 2), (0, 3), (1, 3), (1, 4), (1, 5)]  # around (1, 2), which its owner's head may enter
     trap = [[(2, 2), (3, 2), (4, 2), (5, 2)], [(4, 7), (4, 6), (4, 5)], [(5, 6), (5, 5), (5, 4)], pocket]
@@ -192,7 +192,7 @@ def test_careful_masks_by_hand():
     assert np.asarray(careful(game, 2, 3)).tolist() == [[False, False, True, True], [True, False, False, True]]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_masks_close_nothing_where_all_is_dangerous():
     rng = np.random.default_rng(0)
     env = envs_jax.make("snakes", height=6, width=8, snakes=4, masks=True, careful_masks=3, observation="obs_heading")
@@ -243,7 +243,7 @@ def test_collisions_are_the_cells_that_kill():
     assert np.argwhere(actual).tolist() == [[3, 0]]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_game_pays_its_duels():
     """Apart from its score and deaths, a team gets the points that the other team loses by deaths in the same step."""
     env = envs_jax.make("snakes", reward="duel", opponent="1", max_steps=100)

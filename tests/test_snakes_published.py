@@ -48,7 +48,7 @@ def test_the_verdict(monkeypatch, tmp_path, capsys):
     assert [row["metric"] for row in json.loads(out.read_text())["rows"] if not row["within"]] == ["meals"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("case", published_snakes.CASES, ids=lambda case: case.name)
 def test_scores_of_the_original_engine(case):
     rows = published_snakes.compare(case, published_snakes.play(case, 2000, 0))

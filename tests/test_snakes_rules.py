@@ -12,7 +12,7 @@ from envs_jax.snakes import respawn, rules, segments, spawn
 
 # All configurations are played through the environment in test_snakes_golden.py.
 @pytest.mark.parametrize(
-    "configuration", [pytest.param(c, marks=() if c in OWN else pytest.mark.long, id=str(c)) for c in CONFIGURATIONS]
+    "configuration", [pytest.param(c, marks=() if c in OWN else pytest.mark.slow, id=str(c)) for c in CONFIGURATIONS]
 )
 def test_recorded_steps_are_reproduced(configuration):
     with golden.skipping():

@@ -15,7 +15,7 @@ from envs_jax.snakes import viewer
 from jaxrl.evaluation import policies, records
 from jaxrl.evaluation.policies import load
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 GAMES = {  # name: (settings, policy, episode)
     "second side": ({"height": 4, "width": 5, "snakes": 4, "beans": 2, "side": "second", "opponent": "0:1,1:1",
@@ -25,7 +25,6 @@ GAMES = {  # name: (settings, policy, episode)
                            "stale_observation_bug": True}, "random", 0),
     "one team": ({"height": 3, "width": 4, "snakes": 3, "beans": 1, "teams": 1}, "random", 0),
 }  # fmt: skip
-AT_NIGHT = {"outside", "stale opponents"}
 
 
 def play(settings: dict, policy: str, episode: int) -> viewing.Record:
@@ -33,9 +32,7 @@ def play(settings: dict, policy: str, episode: int) -> viewing.Record:
     return records.record(load(None, "snakes_1v1", dict(env.__dict__)), policy, episode, 0)
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param(name, marks=pytest.mark.long if name in AT_NIGHT else ()) for name in GAMES]
-)
+@pytest.fixture(scope="module", params=GAMES)
 def record(request) -> viewing.Record:
     return play(*GAMES[request.param])
 

@@ -153,7 +153,7 @@ def test_a_variable_that_jax_cannot_read_is_one_sentence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [("ValueError('of the user')", 1), pytest.param("SystemExit(3)", 3, marks=pytest.mark.long)]
+    ("error", "code"), [("ValueError('of the user')", 1), pytest.param("SystemExit(3)", 3, marks=pytest.mark.slow)]
 )
 def test_an_error_while_a_program_compiles_ends_the_process_in_order(error: str, code: int) -> None:
     script = f"""

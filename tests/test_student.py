@@ -21,7 +21,7 @@ from jaxrl.algos.student import Student
 from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.runtime.trainer import Trainer, TrainState
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 ARM = EnvSpec("arm", 1, Box((5,)), Box((3,), low=-1.0, high=1.0), horizon=400)
 TAUGHT = {"resolved_inputs": json.dumps(TEACHER), "env_steps_per_update": 2}

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 import yaml
-from helpers.runs import outcome, resume, run
+from helpers.runs import outcome, resume, run, shared_programs
 from helpers.tiny import Corridor
 
 import jaxrl
@@ -179,12 +179,13 @@ def test_help_shows_the_defaults_that_a_run_would_have(capsys: pytest.CaptureFix
 def test_runs_of_subclasses(tmp_path: Path) -> None:
     """Train, resume, load and train again from the run's own file; the numbers are those of the parent."""
     words = f"--config coma_quick {TINY} --total_env_steps 160"
-    parent, own = (run(f"{words} --algo {algo}", tmp_path) for algo in ("coma", "test_subclasses:Further"))
-    assert outcome(own) == outcome(parent)
-    resume(own, "--total_env_steps 320")
-    assert isinstance(jaxrl.load(own).algo, Further)
-    again = run(f"--config {own / 'config.yaml'} --total_env_steps 160", tmp_path)
-    assert outcome(again) == outcome(parent)
+    with shared_programs():
+        parent, own = (run(f"{words} --algo {algo}", tmp_path) for algo in ("coma", "test_subclasses:Further"))
+        assert outcome(own) == outcome(parent)
+        resume(own, "--total_env_steps 320")
+        assert isinstance(jaxrl.load(own).algo, Further)
+        again = run(f"--config {own / 'config.yaml'} --total_env_steps 160", tmp_path)
+        assert outcome(again) == outcome(parent)
     settings = {name.lstrip("-"): value for name, value in zip(*[iter(TINY.split())] * 2, strict=True)}
     settings = {name: yaml.safe_load(value) for name, value in settings.items() if name != "env"}
     result = jaxrl.train(

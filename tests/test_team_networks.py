@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers.cases import by_day
 from helpers.off_policy import make_trainer
 from helpers.runs import check_resume
-from helpers.runs import run as run_command
 from helpers.tiny import Corridor, PointMass
 from helpers.whisper import Whisper
 from test_x64 import assert_the_same, describe, equations
@@ -24,7 +24,6 @@ from envs_jax.testing import check_env
 from jaxrl.algos.base import AlgoState, Custom, Trajectory
 from jaxrl.algos.coma import Coma
 from jaxrl.algos.ppo import Ppo
-from jaxrl.cli import train
 from jaxrl.evaluation.policies import _refit_algorithm
 from jaxrl.nn import distributions
 from jaxrl.nn.networks import MLP, orthogonal
@@ -155,7 +154,7 @@ def make_batch(spec: EnvSpec, seed: int, carry: Any = ()) -> tuple[Trajectory, T
 
 
 def learn(algo: Any, params: Any, trajectory: Trajectory, last: TimeStep) -> Any:
-    sharded = algo.init(jax.random.key(0), None).sharded
+    sharded = jax.jit(lambda: algo.init(jax.random.key(0), None).sharded)()
     run = jax.jit(lambda params: algo.learn(
         AlgoState(params, sharded), trajectory, last, jax.random.key(2), start(), algo.phases[0]
     ))  # fmt: skip
@@ -167,11 +166,6 @@ def fresh_carry(algo: Any) -> Any:
 
 
 SETTINGS = [(Ppo, SMALL), (Coma, COMA)]
-
-
-def some(*quick: tuple[Any, ...], all_: Any) -> list[Any]:
-    """All cases as parameters: these in every run of the tests, the others at night."""
-    return [pytest.param(*case, marks=[] if case in quick else pytest.mark.long) for case in all_]
 
 
 @pytest.mark.parametrize(("algorithm", "settings"), SETTINGS)
@@ -214,7 +208,7 @@ def test_permuting_agents_permutes_what_they_do(algorithm: Any, settings: Any) -
 
 @pytest.mark.parametrize(
     ("algorithm", "delay", "memory"),
-    some((Ppo, 2, "lstm"), (Coma, 2, "none"), all_=itertools.product((Ppo, Coma), (0, 2), ("none", "lstm"))),
+    by_day(itertools.product((Ppo, Coma), (0, 2), ("none", "lstm")), [(Ppo, 2, "lstm"), (Coma, 2, "none")]),
 )
 def test_learning_reproduces_what_acting_computed(algorithm: Any, delay: int, memory: str) -> None:
     """Also where a rollout begins in the middle of an episode, with messages under way."""
@@ -253,12 +247,9 @@ def test_learning_reproduces_what_acting_computed(algorithm: Any, delay: int, me
 
 @pytest.mark.parametrize(
     ("algorithm", "part", "extra"),
-    some(
-        (Ppo, "actor", "memory"),
-        (Ppo, "critic", "none"),
-        (Coma, "actor", "messages"),
-        (Coma, "critic", "none"),
-        all_=itertools.product((Ppo, Coma), ("actor", "critic"), ("none", "memory", "messages")),
+    by_day(
+        itertools.product((Ppo, Coma), ("actor", "critic"), ("none", "memory", "messages")),
+        [(Ppo, "critic", "none"), (Coma, "actor", "messages")],
     ),
 )
 def test_shared_parameters_move_by_the_sum_of_separate_ones(algorithm: Any, part: str, extra: Any) -> None:
@@ -274,22 +265,23 @@ def test_shared_parameters_move_by_the_sum_of_separate_ones(algorithm: Any, part
     trajectory, last = make_batch(spec, 5, fresh_carry(shared))
     params = jax.jit(lambda: shared.init(jax.random.key(1), None).replicated)()
 
-    def twice(tree: Any) -> Any:
-        return jax.tree.map(lambda x: jnp.stack([x, x]), tree)
+    @jax.jit
+    def copy_parameters(params: Any) -> Any:
+        doubled = jax.tree.map(lambda x: jnp.stack([x, x]), params)
+        parts = {name: separate.learner(name, getattr(doubled, name).params) for name in ("actor", "critic")}
+        target = {"target": doubled.target} if algorithm is Coma else {}
+        return dataclasses.replace(params, **parts, **target)
 
-    parts = {name: separate.learner(name, twice(getattr(params, name).params)) for name in ("actor", "critic")}
-    copies = dataclasses.replace(params, **parts)
-    if algorithm is Coma:
-        copies = dataclasses.replace(copies, target=twice(params.target))
+    copies = copy_parameters(params)
     after, metrics = learn(shared, params, trajectory, last)
     separate_after, separate_metrics = learn(separate, copies, trajectory, last)
     name = f"{part}_loss"
     np.testing.assert_allclose(metrics[name], separate_metrics[name], rtol=1e-4, atol=1e-5)
-    before = getattr(params, part).params
-    moved = jax.tree.map(lambda x, y: y - x, before, getattr(after.replicated, part).params)
-    by_type = jax.tree.map(
-        lambda x, y: y - x[None], before, jax.device_get(getattr(separate_after.replicated, part).params)
+    before, after, separate_after = jax.device_get(
+        [getattr(one, part).params for one in (params, after.replicated, separate_after.replicated)]
     )
+    moved = jax.tree.map(lambda x, y: y - x, before, after)
+    by_type = jax.tree.map(lambda x, y: y - x[None], before, separate_after)
     assert max(np.abs(leaf[0] - leaf[1]).max() for leaf in jax.tree.leaves(by_type)) > 1e-4
     assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(moved)) > 1e-4
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y.sum(0), rtol=2e-3, atol=1e-6), moved, by_type)
@@ -360,7 +352,7 @@ def test_the_task_pays_only_what_another_agent_saw() -> None:
     np.testing.assert_array_equal(timestep.reward, np.ones(3))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("delay", [0, 2])
 @pytest.mark.parametrize("algorithm", [Ppo, Coma])
 def test_a_team_that_sends_messages_solves_what_others_cannot(algorithm: Any, delay: int) -> None:
@@ -369,7 +361,7 @@ def test_a_team_that_sends_messages_solves_what_others_cannot(algorithm: Any, de
     assert whisper_score(algorithm, 0, 300, env) < 0.45  # of three cues
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_agents_that_hear_nobody_do_not_learn_from_messages() -> None:
     score = whisper_score(Ppo, 0, 300, Whisper(deaf=True), message_passing="attention")
     assert 0.65 < score < 0.85  # two agents of three, and a third of the guesses of the other
@@ -385,7 +377,7 @@ COMMAND = (
 )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:
     """Messages that are under way are part of a checkpoint."""
     check_resume(COMMAND, tmp_path)
@@ -431,7 +423,7 @@ def test_minibatches_limit_no_environment_in_which_a_policy_acts(
     assert (refitted.spec.max_link_age, refitted.spec.horizon) == (other.delay, other.horizon)
 
 
-def test_impossible_settings_end_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_settings_end_in_a_sentence() -> None:
     for spec, settings, custom, sentence in (
         (Corridor().spec, {}, Custom(), "message_passing is for teams, and 'corridor' has one agent: use .* none"),
         (SPEC, {"message_heads": 3}, Custom(), "message_heads 3 does not divide hidden_size 8.*change one"),
@@ -454,17 +446,6 @@ def test_impossible_settings_end_in_a_sentence(tmp_path: Path, capsys: pytest.Ca
     separate = PointMass(num_agents=2).spec
     assert Ppo(separate, DataParallel(B), share_parameters=False, **SMALL).types == (0, 1)
     assert Ppo(PointMass().spec, DataParallel(B), share_parameters=False, **SMALL).types is None
-    small = "--num_envs 8 --hidden_size 8 --depth 1 --rollout_steps 4 --num_minibatches 2 --total_env_steps 32"
-    command = f"--algo ppo --env helpers.whisper:Whisper {small} --message_passing attention --message_heads"
-    shared = run_command(f"{command} 2", tmp_path / "shared")
-    capsys.readouterr()
-    for flags, words in (
-        ("2 --share_parameters false", "built with share_parameters True, but this run has share_parameters False"),
-        ("4", "built with message_heads 2, but this run has message_heads 4"),
-    ):
-        assert train.main([*f"{command} {flags} --init_from {shared} --runs {tmp_path}".split()]) == 2
-        message = capsys.readouterr().err
-        assert words in message and "Traceback" not in message
 
 
 # ---------------------------------------------------------------- types, devices, chunks
@@ -486,7 +467,7 @@ def make_team_trainer(algorithm: Any, devices: int = 1, learn_chunk: int = 0) ->
     return dataclasses.replace(trainer, layout=layout, algo=dataclasses.replace(trainer.algo, layout=layout))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [Ppo, Coma])
 def test_programs_are_the_same_with_x64(algorithm: Any) -> None:
     def see() -> dict[str, dict[str, list[str]]]:
@@ -498,7 +479,7 @@ def test_programs_are_the_same_with_x64(algorithm: Any) -> None:
     assert_the_same(see)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [Ppo, Coma])
 def test_devices_and_chunks_change_roundings_only(algorithm: Any) -> None:
     results = []

@@ -51,11 +51,11 @@ def play_pair(small: Any, large: Any, key: jax.Array) -> list[tuple[Any, Any]]:
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param({"failure_rate": 0.3, "random_range": True}, marks=pytest.mark.long),
+        pytest.param({"failure_rate": 0.3, "random_range": True}, marks=pytest.mark.slow),
         {"failure_rate": 0.3, "delay": 2, "communication_range": 50.0},
-        pytest.param({"terrain": "mixed", "start": "corners", "num_actions": 27}, marks=pytest.mark.long),
-        pytest.param({"delay": 1, "map_backend": "windows", "q": 5}, marks=pytest.mark.long),
-        pytest.param({"map_backend": "windows"}, marks=pytest.mark.long),
+        pytest.param({"terrain": "mixed", "start": "corners", "num_actions": 27}, marks=pytest.mark.slow),
+        pytest.param({"delay": 1, "map_backend": "windows", "q": 5}, marks=pytest.mark.slow),
+        pytest.param({"map_backend": "windows"}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -87,6 +87,7 @@ def test_a_team_in_a_longer_array_flies_the_same_mission(settings: dict[str, Any
             np.testing.assert_array_equal(*masks)
 
 
+@pytest.mark.slow
 def test_scripted_policies_do_the_same_in_a_longer_array() -> None:
     small, large = make_pair(start="corners")
     key = jax.random.key(4)
@@ -109,7 +110,7 @@ TRAINED: dict[str, tuple[type, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["ppo", pytest.param("coma", marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", ["ppo", pytest.param("coma", marks=pytest.mark.slow)])
 def test_the_absent_have_no_weight_in_losses_and_gradients(name: str) -> None:
     """All transitions of two missions as one minibatch, from an array of four agents and from one of twelve."""
     cls, settings = TRAINED[name]
@@ -343,7 +344,7 @@ def test_impossible_teams(settings: dict[str, Any], words: str) -> None:
         make(**settings)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ["coma", "ppo"])
 def test_teams_are_trained(algo: str, tmp_path: Path) -> None:
     sizes: dict[str, Any] = {"num_envs": 8, "hidden_size": 8, "eval_every": 0, "runs": str(tmp_path)}

@@ -176,7 +176,7 @@ def test_a_truncated_mission_of_coma_is_bootstrapped() -> None:
     assert targets[-20:].mean() == pytest.approx(10.0, abs=0.3) and targets[0] < 4.5
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_coma_learns_the_corridor_with_two_agents() -> None:
     """Both agents must be at the end at once: the reward of one depends on the other."""
     trainer = make_trainer(
@@ -393,7 +393,7 @@ def logged_run(algo: type[Algorithm], rollout_chunk: int) -> tuple[TrainState, d
 
 @pytest.mark.parametrize(
     ("algo", "chunk"),
-    [pytest.param(Fresh, 1, marks=pytest.mark.long), (Fresh, 4), pytest.param(Logged, 4, marks=pytest.mark.long)],
+    [pytest.param(Fresh, 1, marks=pytest.mark.slow), (Fresh, 4), pytest.param(Logged, 4, marks=pytest.mark.slow)],
 )
 def test_chunks_of_environments_fly_the_same(algo: type[Algorithm], chunk: int) -> None:
     state, trajectory, episodes = logged_run(algo, 0)

@@ -23,7 +23,7 @@ from envs_jax.viewing import pictures
 from jaxrl.evaluation import records
 from jaxrl.evaluation.policies import load
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 Q, AGENTS = 4, 3
 
@@ -151,9 +151,7 @@ PLAYED = {
 }
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param(env, marks=() if env == "coverage" else pytest.mark.long) for env in PLAYED]
-)
+@pytest.fixture(scope="module", params=PLAYED)
 def any_record(request) -> viewing.Record:
     """A few steps of each, with mean curves of policies and of games by hand; the names are as long as they come."""
     env, one = request.param, PLAYED[request.param]()

@@ -15,7 +15,7 @@ import pytest
 from helpers.outward import ENVS, SNAKES
 from test_adapters import walk
 from test_batch import jaxprs_in_params
-from test_env_contract import AT_NIGHT, SETTINGS
+from test_env_contract import registered_cases
 
 import envs_jax
 from envs_jax import Box, check_env
@@ -87,15 +87,7 @@ def assert_the_same(function: Callable[[], dict[str, dict[str, list[str]]]]) -> 
     assert expected and not any(part["wide floats"] for part in expected.values())
 
 
-def cases() -> Iterator[Any]:
-    """The first settings of registered environments; other settings, and environments that share a class, at night."""
-    for name in envs_jax.registered():
-        for index, settings in enumerate(SETTINGS.get(name, [{}])):
-            label = "-".join([name, *(f"{key}={value}" for key, value in settings.items())])
-            yield pytest.param(name, settings, id=label, marks=pytest.mark.long if index or name in AT_NIGHT else ())
-
-
-@pytest.mark.parametrize(("name", "settings"), list(cases()))
+@pytest.mark.parametrize(("name", "settings"), list(registered_cases()))
 def test_programs_of_registered_environments_are_the_same(name: str, settings: dict[str, Any]) -> None:
     assert_the_same(lambda: programs(envs_jax.make(name, **settings)))
 
@@ -176,7 +168,7 @@ print(json.dumps({"x64": jax.config.jax_enable_x64, **{k: np.asarray(v).tolist()
 """
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_boards_are_the_same_and_the_contract_holds() -> None:
     """In processes of their own, as users start them: every snake and every bean has a cell of its own."""
 

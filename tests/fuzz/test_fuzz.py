@@ -27,7 +27,7 @@ from jaxrl.integrations import expert_dataset, torch_weights
 from jaxrl.runtime.config import RunSettings
 from jaxrl.runtime.presets import presets
 
-pytestmark = pytest.mark.fuzz
+pytestmark = pytest.mark.slow
 
 
 def fuzz(examples: int) -> settings:

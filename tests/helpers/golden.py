@@ -9,11 +9,10 @@ import pytest
 from bench.parity import records
 from bench.parity.records import CoverageRecord
 
-COVERAGE_MISSIONS, COVERAGE_OWN_MISSIONS = records.COVERAGE_MISSIONS, records.COVERAGE_OWN_MISSIONS
+COVERAGE_MISSIONS = records.COVERAGE_MISSIONS
 COVERAGE_FULL_MISSIONS = ("m03", "m04", "m05", "m06", "m08", "m09")  # whole belief maps recorded at every step
 COVERAGE_GREEDY = ("ig0", "ig1")
-COVERAGE_OWN_GREEDY = ("own-ig0",)
-SOURCES, OWN = records.SOURCES, records.OWN
+SOURCES = records.SOURCES
 
 
 @contextlib.contextmanager
