@@ -144,7 +144,7 @@ def test_the_optimum_is_learned(name: str) -> None:
     assert score(name) > CASES[name].bar
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "part"), [(name, part) for name in CASES for part in ("actor", "critic")] + [("sac", "alpha")]
 )

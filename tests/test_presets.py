@@ -13,7 +13,7 @@ from jaxrl.cli.flags import parse
 from jaxrl.report.writer import read_metrics
 from jaxrl.runtime.presets import presets
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 ENVS = 8
 COMMON = "--devices 1 --eval_every 0"
