@@ -23,6 +23,7 @@ MODULES = {  # names of imported packages whose distribution has another name
     "sbx": "sbx-rl",
     "jaxrl": "",  # installed by every target
 }
+BROUGHT = {"cuda12": ["jax-cuda12-plugin"]}  # distributions that an extra installs through others
 COLLECT = """
 import json, pathlib, sys, pytest
 class Plugin:
@@ -78,11 +79,11 @@ def read_extras() -> list[dict[str, frozenset[str]]]:
     environments = [
         (variables["EXTRAS"], variables["TEST_PACKAGES"]),
         ("playground", ""),
-        ("cuda12", "jax-cuda12-plugin"),  # which jax[cuda12] brings
+        ("cuda12", ""),
     ]
     result = []
     for extras, packages in environments:
-        requirements = {extra: optional[extra] for extra in extras.split(",")} | {
+        requirements = {extra: optional[extra] + BROUGHT.get(extra, []) for extra in extras.split(",")} | {
             name: [name] for name in packages.split()
         }
         result.append(
