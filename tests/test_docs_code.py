@@ -280,7 +280,7 @@ def test_the_table_of_spaces_shows_the_environment(page: str, name: str) -> None
     expected["reward"] = [str(list(timestep.reward.shape)), timestep.reward.dtype.name, "any"]
     if timestep.action_mask is not None:
         mask = timestep.action_mask
-        expected["action_mask"] = [str(list(mask.shape)), mask.dtype.name, "true: open"]
+        expected["action_mask"] = [str(list(mask.shape)), mask.dtype.name, "true: allowed"]
     text = (ROOT / "docs" / "environments" / f"{page}.md").read_text()
     table = text.partition("| name | shape | dtype | range |\n|---|---|---|---|\n")[2].partition("\n\n")[0]
     rows = [[cell.strip(" `") for cell in row.strip("|").split("|")] for row in table.splitlines()]
