@@ -156,7 +156,7 @@ def test_a_fixed_setting_in_another_team(tmp_path: Path, capsys: pytest.CaptureF
     assert evaluate.main([str(directory), "--num_agents", "3", "--episodes", "2"]) == 0
     assert "greedy" in capsys.readouterr().out
     assert train.main(f"{words.replace('_size 4', '_size 8')} --init_from {directory}".split()) == 2
-    assert "here hidden_size 8: give --hidden_size 4" in capsys.readouterr().err
+    assert "but this run has hidden_size 8: give --hidden_size 4" in capsys.readouterr().err
     spec = Corridor().spec
     with pytest.raises(ValueError, match=r"num_minibatches is always 2 in FixedPpo, not 8: give 2$"):
         FixedPpo(spec, DataParallel(8))
