@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from bench import baselines
-from bench.harness import measure, rates, rollout_timing, tables, threads
+from bench.harness import measure, rates, rollout_timing, threads
 from bench.harness.timing import Sampler, Timing, measure_interleaved
 from envs_jax import base as environments
 from envs_jax.base import closest, short_repr
@@ -26,7 +26,7 @@ from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.flags import add_environment
 from jaxrl.cli.values import add_int
 from jaxrl.common.errors import UsageError, usage_errors
-from jaxrl.report.console import gibibytes
+from jaxrl.report.console import format_si, gibibytes
 from jaxrl.rl.data_parallel import largest_divisor
 from jaxrl.runtime import memory_plan
 from jaxrl.runtime.rollouts import scripted_names
@@ -308,6 +308,15 @@ def _include_starts(timings: Mapping[str, Timing], together: int, horizon: int) 
     return {stage: together * horizon / (horizon * timings[stage].median + start) for stage in rollout_timing.STAGES}
 
 
+def describe(row: Mapping[str, Any]) -> str:
+    """Return a line of text: steps per second of each stage, and how many times as many as the baseline's."""
+    cells = []
+    for stage, entry in row["stages"].items():
+        times = f" ({entry['times_baseline']:.3g} times the baseline)" if "times_baseline" in entry else ""
+        cells.append(f"{stage} {format_si(entry['rate'])} steps/s{times}")
+    return f"{_label(row['variant'], row['num_envs'])}: {', '.join(cells)}"
+
+
 # Command line
 
 
@@ -385,7 +394,9 @@ def main(argv: Sequence[str]) -> int:
         measured = run(request, machine_rates, measure.say)
     result |= {"rates": machine_rates.plain(), **measured, "notes": [*result["notes"], *measured["notes"]]}
     measure.write(result, path)
-    tables.show(result, path)
+    for row in result["rows"]:
+        print(describe(row))
+    print(f"wrote {path}")
     return 0
 
 

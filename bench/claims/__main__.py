@@ -107,7 +107,10 @@ def main(argv: Sequence[str]) -> int:
         else:
             runnable.append(claim)
     runs = Path(parsed.runs).absolute()
-    held = [run_claim(claim, seeds if seeds and claim.train else claim.seeds, runs, files) for claim in runnable]
+    try:
+        held = [run_claim(claim, seeds if seeds and claim.train else claim.seeds, runs, files) for claim in runnable]
+    except KeyboardInterrupt:
+        raise UserError("interrupted: the same command goes on from here") from None
     return 0 if all(held) else 1
 
 
