@@ -198,6 +198,14 @@ def test_a_broken_claim_says_which_figure_is_what_and_should_be_what(
     assert "does not hold (2, c0ffee)" in capfd.readouterr().out
 
 
+def test_the_tolerance_of_fewer_seeds_is_wider(programs: Programs, capfd: pytest.CaptureFixture[str]) -> None:
+    """One of two seeds: by the square root of two."""
+    programs.entropy = {"1": 0.2281, "2": 0.2281}
+    assert programs.run("two_stages", "--seeds", "1") == 0
+    assert "over seed 1: entropy is 0.2281, within 0.2 ± 0.02828" in capfd.readouterr().out
+    assert programs.run("two_stages") == 1
+
+
 def test_parity_is_an_exit_code(programs: Programs, capfd: pytest.CaptureFixture[str]) -> None:
     assert programs.run("parity") == 0
     programs.exit_code = 1
