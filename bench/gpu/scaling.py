@@ -150,7 +150,7 @@ def _step_env(
     """Measure steps of an environment with its observations, without resets."""
     request = env_throughput.Request(
         env=env,
-        variants={"": settings},
+        settings=settings,
         policy="random",
         num_envs=[work * (QUICK_ENVS if quick else COPIES[job_name])],
         rounds=ROUNDS,
@@ -158,7 +158,7 @@ def _step_env(
         baseline=False,
         devices=devices,
     )
-    measured = env_throughput.run(request, None, measure.say)
+    measured = env_throughput.run(request, measure.say)
     if not measured["rows"]:
         raise UserError(measured["notes"][-1])
     (row,) = measured["rows"]
