@@ -83,8 +83,16 @@ def run_seed(claim: Claim, seed: int | None, runs: Path, sources: str, files: Ma
         "sources": sources,
         "versions": versions,
         "processor": measure.processor(),
+        **({"files": _digest_files(claim, files)} if files else {}),
         "training_seconds": round(sum(record["seconds"] for record in records), 1),
         "training_cpu_seconds": round(sum(record["cpu_seconds"] for record in records), 1),
+    }
+
+
+def _digest_files(claim: Claim, files: Mapping[str, str]) -> dict[str, str]:
+    """Return the SHA-256 of each file that a claim needs."""
+    return {
+        name: hashlib.sha256(Path(path).read_bytes()).hexdigest() for name, path in files.items() if name in claim.needs
     }
 
 
