@@ -75,9 +75,10 @@ def judge(claim: Claim, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _judge_figure(claim: Claim, figure: Figure, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Judge the mean of some seeds: with fewer than the claim's, the tolerance grows as the error of a mean does."""
-    mean = statistics.fmean(row["figures"][figure.name] for row in rows)
+    values = [row["figures"][figure.name] for row in rows]
+    mean = None if None in values else statistics.fmean(values)  # None: a score that was never reached
     entry = {"mean": mean, "expected": figure.expectation, "within": None, "holds": None}
-    if figure.within is None:
+    if figure.within is None or mean is None:
         return entry
     within = figure.within * max(1.0, len(claim.seeds) / len(rows)) ** 0.5
     return entry | {"within": within, "holds": abs(mean - figure.expectation) <= within}

@@ -132,7 +132,7 @@ def _count(file: Path) -> Iterator[None]:
         write_atomically(file, json.dumps(record))
 
 
-def evaluate(claim: Claim, folder: Path, places: Mapping[str, str]) -> tuple[dict[str, float], dict[str, Any]]:
+def evaluate(claim: Claim, folder: Path, places: Mapping[str, str]) -> tuple[dict[str, float | None], dict[str, Any]]:
     """Run the last command of a claim; return its figures by name, and the versions that it names."""
     folder.mkdir(parents=True, exist_ok=True)
     out = folder / f"{claim.name}.json"
@@ -152,8 +152,8 @@ def evaluate(claim: Claim, folder: Path, places: Mapping[str, str]) -> tuple[dic
     return values, find_versions(result)
 
 
-def find_reached(run: Path, path: str) -> float:
-    """Return the environment steps of the first selection evaluation that reaches a value. Raises UserError: none does.
+def find_reached(run: Path, path: str) -> float | None:
+    """Return the environment steps of the first selection evaluation that reaches a value; None if none does.
 
     The path is reached/METRIC/VALUE.
     """
@@ -161,7 +161,7 @@ def find_reached(run: Path, path: str) -> float:
     for row in read_metrics(run):
         if row.get(f"eval/{metric}", -math.inf) >= float(value):
             return float(row["env_steps"])
-    raise UserError(f"no selection evaluation of {run} reaches a {metric} of {value}")
+    return None
 
 
 def find_versions(result: Any) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class Figures:
         clock = "training_seconds" if self.claim.tier == "gpu" else "training_cpu_seconds"
         return statistics.fmean(row[clock] for row in self.rows) / 60 if self.rows else self.claim.cost
 
-    def values(self, name: str) -> list[float]:
+    def values(self, name: str) -> list[Any]:
         """The values of a figure, of each seed where they are known."""
         return [row["figures"][name] for row in self.rows] or list(self._find(name).expected)
 
@@ -69,6 +69,8 @@ class Figures:
 
     def show(self, name: str, spec: str = ".3f", scale: float = 1, unit: str = "") -> str:
         """The mean of a figure over the seeds."""
+        if None in self.values(name):
+            return "never"
         return f"{scale * self.mean(name):{spec}}{unit}"
 
     def percent(self, name: str) -> str:
