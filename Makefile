@@ -72,7 +72,7 @@ format: $(INSTALLED)-lint
 	$(BIN)/ruff format .
 
 bench: $(INSTALLED)
-	$(BIN)/python -m bench.compare
+	$(BIN)/python -m bench.env_throughput
 
 clean:
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

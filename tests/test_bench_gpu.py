@@ -1,6 +1,5 @@
 """`python -m bench.gpu`: nothing measured is lost when it is killed, a unit that hangs or fails harms no other."""
 
-import json
 import math
 import os
 import signal
@@ -16,13 +15,12 @@ import numpy as np
 import pytest
 
 from bench.gpu import __main__ as command
-from bench.gpu import correct, results, scaling, score
+from bench.gpu import correct, results, scaling
 from bench.gpu.results import PARTS, UNITS, Unit
 from bench.harness.collectives import Collective, list_collectives
 from bench.parity import coverage as coverage_parity
 from bench.parity import records
 from bench.parity.comparison import Comparison, Figure
-from jaxrl.cli import train
 from jaxrl.rl.data_parallel import AXIS, REPLICATED, make_mesh, on_mesh
 
 pytestmark = pytest.mark.bench
@@ -145,10 +143,10 @@ def test_a_damaged_file_is_a_sentence(text: str, tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--parts", "job,environment"], "--parts: there is no part 'environment': did you mean 'environments'?"),
+        (["--parts", "device,environment"], "--parts: there is no part 'environment': did you mean 'environments'?"),
         (["--minutes", "0"], "--minutes must be a number above 0, not '0'"),
-        (["--again", "score_como"], "--again: there is no unit 'score_como': did you mean 'score_coma'?"),
-        (["--parts", "job", "--devices"], "argument --devices: not allowed with argument --parts"),
+        (["--again", "correct_resme"], "--again: there is no unit 'correct_resme': did you mean 'correct_resume'?"),
+        (["--parts", "device", "--devices"], "argument --devices: not allowed with argument --parts"),
     ],
 )
 def test_usage(flags: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,46 +193,6 @@ def test_comparisons() -> None:
     ].differ == 2
     with pytest.raises(AssertionError, match="words: 5 values, 1 differ; numbers: 5 values, 2 differ"):
         comparison.check()
-
-
-def test_training_ends_when_all_goals_are_reached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Rows are saved while it trains; the clock starts with the first line of metrics, after compiling."""
-    unit = next(unit for unit in UNITS if unit.name == "score_sac")
-    monkeypatch.setattr(score, "EVERY", 0.01)
-    run = tmp_path / "run"
-    run.mkdir()
-
-    def line(**values: Any) -> None:
-        with (run / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps({"env_steps": 1, **values}) + "\n")
-
-    def reaches(argv: list[str]) -> int:
-        place = Path(argv[argv.index("--runs") + 1])
-        place.mkdir(parents=True)
-        (place / "latest").write_text(str(run))
-        began = time.time()
-        line(iteration=1, **{"time/unix": began + 50})
-        line(iteration=2, **{"time/unix": began + 57})
-        line(iteration=2, **{"eval/success": 0.5})
-        while "rows" not in results.read(tmp_path)[unit.name]:
-            time.sleep(0.01)
-        ended: list[int] = []
-        signal.signal(signal.SIGTERM, lambda *_: ended.append(1))
-        line(iteration=3, **{"time/unix": began + 90})
-        line(iteration=3, **{"eval/success": 0.96})
-        until = time.monotonic() + 20
-        while not ended and time.monotonic() < until:
-            time.sleep(0.01)
-        time.sleep(0.2)  # a second signal would end the process
-        assert ended == [1]
-        return 0
-
-    results.begin(tmp_path, unit, False)
-    monkeypatch.setattr(train, "main", reaches)
-    rows = score.sac(False, tmp_path)["rows"]
-    assert rows[0] == ["sac: to success 0.95", pytest.approx(40), "s"]
-    assert rows[1] == ["sac: success after 40 s", 0.96, ""]
-    assert rows[2] == ["sac: before the first block", pytest.approx(50, abs=1), "s"]
 
 
 # Several devices

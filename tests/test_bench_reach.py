@@ -1,17 +1,15 @@
-"""The entry of reach in the benchmarks: one arm, in NumPy and in Meta-World, and the PyTorch learner."""
+"""The entry of reach in the benchmarks: one arm, in NumPy and in Meta-World."""
 
-import argparse
 import dataclasses
 import sys
 
 import numpy as np
 import pytest
 
-from bench import baselines, compare
+from bench import baselines
 from bench.baselines import reach
 from envs_jax.base import make
 from envs_jax.reach import goals
-from jaxrl.cli import flags as command_line
 
 pytestmark = pytest.mark.bench
 
@@ -77,37 +75,3 @@ def test_settings_that_the_baseline_lacks(without):
             reach.OneArm(settings(**changes), "scripted", 0)
     with pytest.raises(ValueError, match="did you mean 'random'"):
         reach.OneArm(settings(), "randm", 0)
-
-
-# The PyTorch learner
-
-
-@pytest.mark.needs("torch")
-@pytest.mark.parametrize("preset", ["sac_worker_original", "sac"])
-def test_both_presets_have_a_torch_learner(without, preset):
-    flags = f"--config {preset} --n_step 1 --horizon 4 --hidden_size 8 --batch_size 6 --devices 1".split()
-    config = command_line.parse(flags).config
-    count, changes = baselines.one_update(config.make_env().spec, config.algo_settings, 512)
-    assert count == 2 and changes == {"update_interval": 1, "env_steps_per_update": 2.0}
-    learner = reach.TorchArm(config.env_settings, config.algo_settings | changes, 0)
-    before = learner._learner.critic[1][0].weight.detach().clone()
-    assert learner.collect(count) == 8 and learner.threads > 0
-    assert learner._learner.filled == 8 and (learner._learner.replay["reward"][:8] > 0).all()
-    learner.learn()
-    assert not (learner._learner.critic[1][0].weight == before).all()
-
-
-# The command
-
-
-def test_what_is_compared():
-    """Both cases train with their own preset in one environment, and a preset of the user's replaces both."""
-    flags = {"env": "reach", "config": None, "seconds": "1", "num_envs": "1,64", "rounds": 3, "quick": False}
-    parsed = argparse.Namespace(**flags, devices=1)
-    requests = {name: compare.requests(parsed, name, case, False) for name, case in reach.ENTRY.cases.items()}
-    (rollout, first), (again, second) = requests.values()
-    assert rollout == again and rollout.num_envs == [1, 64]
-    sizes = [(x.config.algo_settings["batch_size"], x.config.algo_settings["layer_norm"]) for x in (first, second)]
-    assert sizes == [(512, False), (256, True)] and second.config.algo_settings["n_step"] == 1
-    parsed.config = "sac_quick"
-    assert compare.requests(parsed, "original", {}, False)[1].config.algo_settings["batch_size"] == 256

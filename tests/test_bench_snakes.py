@@ -1,4 +1,4 @@
-"""The entry of snakes in the benchmarks: NumPy games and the PyTorch learner (its update: test_recorded_updates)."""
+"""The entry of snakes in the benchmarks: NumPy games."""
 
 import dataclasses
 
@@ -9,7 +9,6 @@ from bench import baselines
 from bench.baselines import snakes
 from envs_jax.base import make
 from envs_jax.snakes.types import PUBLISHED
-from jaxrl.cli import flags as command_line
 
 pytestmark = pytest.mark.bench
 
@@ -47,18 +46,3 @@ def test_settings_that_the_baseline_lacks():
     for changes, word in (({"observation": "obs_full"}, "obs26"), ({}, "random"), ({"opponent": "linear"}, "mixture")):
         with pytest.raises(ValueError, match=word):
             snakes.NumpyGames(settings(**changes), "randm" if not changes else "random", 0)
-
-
-@pytest.mark.needs("torch")
-@pytest.mark.parametrize("preset", ["ddpg_competition", "bicnet"])
-def test_published_presets_in_torch(preset):
-    config = command_line.parse(
-        ["--config", preset, "--max_steps", "4", "--hidden_size", "8", "--batch_size", "6"]
-    ).config
-    count, changes = baselines.one_update(config.make_env().spec, config.algo_settings, 512)
-    assert count * 4 >= 6 and changes == {"update_interval": 1, "env_steps_per_update": count}
-    learner = snakes.TorchGames(config.env_settings, config.algo_settings | changes, 0)
-    before = learner.learner.actor["last"].weight.detach().clone()
-    assert learner.collect(count) == count * 4 and learner.threads > 0
-    learner.learn()
-    assert not (learner.learner.actor["last"].weight == before).all()

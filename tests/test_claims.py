@@ -198,11 +198,27 @@ def test_a_broken_claim_says_which_figure_is_what_and_should_be_what(
     assert "does not hold (2, c0ffee)" in capfd.readouterr().out
 
 
+def test_the_tolerance_of_fewer_seeds_is_wider(programs: Programs, capfd: pytest.CaptureFixture[str]) -> None:
+    """One of two seeds: by the square root of two."""
+    programs.entropy = {"1": 0.2281, "2": 0.2281}
+    assert programs.run("two_stages", "--seeds", "1") == 0
+    assert "over seed 1: entropy is 0.2281, within 0.2 ± 0.02828" in capfd.readouterr().out
+    assert programs.run("two_stages") == 1
+
+
 def test_parity_is_an_exit_code(programs: Programs, capfd: pytest.CaptureFixture[str]) -> None:
     assert programs.run("parity") == 0
     programs.exit_code = 1
     assert programs.run("parity") == 1  # which is not kept, but checked anew
     assert "parity does not hold: bench.parity.metaworld ended with exit code 1" in capfd.readouterr().out
+
+
+def test_a_claim_that_fails_leaves_the_others(programs: Programs, capfd: pytest.CaptureFixture[str]) -> None:
+    programs.failing = "jaxrl.evaluate"
+    assert programs.run("two_stages", "parity") == 1
+    captured = capfd.readouterr()
+    assert "two_stages failed: jaxrl.evaluate ended with exit code 1: see " in captured.err
+    assert captured.out == "parity holds: bench.parity.metaworld ended with exit code 0\n"
 
 
 def test_an_interrupted_claim_goes_on(programs: Programs, capfd: pytest.CaptureFixture[str]) -> None:
@@ -242,6 +258,15 @@ def test_rows_of_other_sources_are_not_used_again(
     assert len(programs.words) == 9  # trained again, too
     assert [row["commit"] for row in programs.read("two_stages")["rows"]] == ["dead"]
     assert "is of other sources or commands, and is replaced" in capfd.readouterr().err
+
+
+def test_nothing_runs_from_sources_that_no_commit_holds(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run, "git", lambda *words: " M jaxrl/train.py\n M jaxrl/api.py")
+    assert programs.run("two_stages") == 2 and not programs.words
+    sentence = "error: a result names the commit that it holds for, and jaxrl/train.py and 1 more is in none: commit it"
+    assert capfd.readouterr().err.startswith(sentence)
 
 
 def test_runs_of_another_claim_are_used(programs: Programs, capfd: pytest.CaptureFixture[str]) -> None:
@@ -321,8 +346,15 @@ def test_steps_to_a_value_are_those_of_the_first_evaluation_that_reaches_it(tmp_
     rows = [{"iteration": at, "env_steps": 100 * at, "eval/success": value} for at, value in values]
     (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     assert run.find_reached(tmp_path, "reached/success/0.95") == 100
-    with pytest.raises(UserError, match=r"reaches a success of 1\.5"):
-        run.find_reached(tmp_path, "reached/success/1.5")
+    assert run.find_reached(tmp_path, "reached/success/1.5") is None
+
+
+def test_what_is_never_reached_is_no_number_and_hides_no_other() -> None:
+    figures = (claims.Figure("steps", "reached/success/0.95", (9e4,)), claims.Figure("success", "x", (1.0,), 0.1))
+    one = claims.Claim("one", "", "release", 1, "train", ("--algo sac",), "one", "x", (1,), figures)
+    verdict = result.judge(one, [{"seed": 1, "figures": {"steps": None, "success": 0.3}}])
+    assert verdict["sentence"] == "one does not hold over seed 1: success is 0.3, which is not 1 ± 0.1"
+    assert verdict["figures"]["steps"] == {"mean": None, "expected": 9e4, "within": None, "holds": None}
 
 
 # Processes and git

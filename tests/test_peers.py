@@ -9,8 +9,8 @@ import jax
 import pytest
 
 from bench.peers import __main__ as command
-from bench.peers import installs, learners, training
-from bench.peers.environments import Skipped, open_environment
+from bench.peers import installs, learners
+from bench.peers.environments import open_environment
 from bench.peers.installs import Peer
 from bench.peers.tasks import Task, Watch
 
@@ -23,8 +23,6 @@ for line in sys.stdin:
     request = json.loads(line)
     if "open" in request and request["copies"] > 2:
         found = {"skipped": "one copy at a time"}
-    elif "train" in request:
-        found = {"agents": 6, "parameters": 1000}
     elif "open" in request:
         found = {"agents": 3, "compile_seconds": 2.0, "bytes_per_copy": 40.0}
     elif "sample" in request:
@@ -45,7 +43,7 @@ def fake(monkeypatch, tmp_path):
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{tmp_path}/fake.py"\n')
     python.chmod(0o755)
-    peer = Peer(("fake==1.0",), ("game", "board"), ("sac", "td3"), ("4 epochs",), note="a remark")
+    peer = Peer(("fake==1.0",), ("game", "board"), ("sac", "td3"), note="a remark")
     monkeypatch.setattr(installs, "PEERS", {"fake": peer})
     return ["--python", f"fake={python}", "--core", "-1", "--out", str(tmp_path / "out.json")]
 
@@ -70,22 +68,6 @@ def test_learners_of_a_worker(fake, tmp_path, capsys):
     assert lines[3] == "| td3 | fake | the process ended with 1: no such file |  |  |  |  |"
 
 
-@pytest.mark.parametrize(("words", "sizes"), [([], "64,256"), (["--num_envs", command.SIZES], command.SIZES)])
-def test_numbers_of_games_are_those_that_were_typed(fake, tmp_path, words, sizes):
-    assert command.main(["training", "--rounds", "1", *words, *fake]) == 0
-    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
-    assert [row["num_envs"] for row in rows] == [int(size) for size in sizes.split(",")]
-
-
-def test_training_of_a_worker(fake, tmp_path, capsys):
-    """Games step 200 times per CPU second, each with six snakes; the notes say what differs between the libraries."""
-    assert command.main(["training", "--num_envs", "64", "--rounds", "5", *fake]) == 0
-    assert capsys.readouterr().out.splitlines()[2] == "| fake | 4 epochs | 200 | 1.2 k | 1,000 |"
-    data = json.loads((tmp_path / "out.json").read_text())
-    assert len(data["rows"][0]["samples"]) == 5
-    assert set(training.NOTES) <= set(data["notes"])
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -96,11 +78,10 @@ def test_training_of_a_worker(fake, tmp_path, capsys):
         ("learners --python brax=nowhere", "brax=nowhere is neither an interpreter nor a virtual environment"),
         ("learners --algos dqn", "there is no dqn"),
         ("environments --only snake-v1", "there is no environment 'snake-v1'"),
-        ("training --only snakes", "there is no training 'snakes'"),
-        ("learners --only reach", "--only names environments and trainings: learners are chosen with --algos"),
-        ("training --peers numpy --python numpy=PYTHON", "numpy has no training: leave it out of --peers"),
-        ("planes", "say what to measure: environments, learners or training"),
-        ("", "say what to measure: environments, learners or training"),
+        ("learners --only reach", "--only names environments: learners are chosen with --algos"),
+        ("learners --peers numpy --python numpy=PYTHON", "numpy has no learners: leave it out of --peers"),
+        ("planes", "say what to measure: environments or learners"),
+        ("", "say what to measure: environments or learners"),
     ],
 )
 def test_refusals(monkeypatch, tmp_path, capsys, words, sentence):
@@ -108,22 +89,6 @@ def test_refusals(monkeypatch, tmp_path, capsys, words, sentence):
     assert command.main(words.replace("PYTHON", sys.executable).split()) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: ") and sentence in error
-
-
-def test_what_builds_a_library_is_installed_first(monkeypatch, tmp_path):
-    """Tools, then the packages, both with the variables of the library."""
-    runs = []
-
-    def run(words, env, **_):
-        runs.append((words[1:], env["NO_OCEAN"]))
-        return types.SimpleNamespace(returncode=0)
-
-    monkeypatch.setattr(installs, "FOLDER", tmp_path)
-    monkeypatch.setattr(installs, "PEERS", {"fake": Peer(("fake==1.0",), tools=("make",), variables={"NO_OCEAN": "1"})})
-    monkeypatch.setattr(installs.subprocess, "run", run)
-    assert installs.make("fake") == tmp_path / "fake" / "bin" / "python"
-    assert [words[-1] for words, _ in runs] == [str(tmp_path / "fake"), "make", "fake==1.0"]
-    assert {variable for _, variable in runs} == {"1"}
 
 
 @pytest.mark.parametrize("name", ["tests.helpers.tiny:Corridor", "tests.helpers.tiny:PointMass"])
@@ -198,31 +163,3 @@ def test_a_real_worker(tmp_path):
     rows = json.loads(out.read_text())["rows"]
     assert {row["num_envs"] for row in rows} == {1, 2}
     assert all(row["rate"] > 0 for row in rows)
-
-
-@pytest.mark.parametrize("epochs", [1, 4])
-def test_both_libraries_train_with_equal_settings(epochs):
-    """Names differ; PufferLib counts a minibatch in steps of snakes, and only takes whole rollouts of them."""
-    names = {
-        "rollout_steps": "bptt_horizon", "num_epochs": "update_epochs", "gamma": "gamma", "td_lambda": "gae_lambda",
-        "clip_ratio": "clip_coef", "entropy_weight": "ent_coef", "max_grad_norm": "max_grad_norm",
-        "actor_lr": "learning_rate", "critic_lr": "learning_rate",
-    }  # fmt: skip
-    ours = training.our_settings(training.Setup(epochs, "obs26"), 8)
-    theirs = training.puffer_settings(training.Setup(epochs), 8)
-    assert {name: ours[name] for name in names} == {name: theirs[other] for name, other in names.items()}
-    assert ours["num_minibatches"] * theirs["minibatch_size"] == 8 * training.SNAKES * training.HORIZON
-    assert not theirs["use_rnn"]
-    with pytest.raises(Skipped, match="an even number of games"):
-        training.puffer_settings(training.Setup(epochs), 3)
-
-
-def test_our_training_makes_the_steps_that_it_counts(monkeypatch):
-    """An iteration of 2 games: 4 steps of 6 snakes each, 4 updates of an actor and a critic with two hidden layers."""
-    monkeypatch.setattr(training, "HORIZON", 4)
-    monkeypatch.setattr(training, "HIDDEN_SIZE", 8)
-    learner = training.open_training("ours", "1 epoch: 26 inputs", 2)
-    both = sum(26 * 8 + 8 + 8 * 8 + 8 + 8 * outputs + outputs for outputs in (4, 1))
-    assert learner.facts == {"parameters": both, "updates_per_iteration": 4, "steps_per_iteration": 4}
-    sample = learner.sample(1e-3)
-    assert (learner.agents, sample["env_steps"]) == (6, 2 * 4 * learner.steps) and sample["cpu"] > 0

@@ -5,16 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from bench.baselines import Entry, one_update, require
+from bench.baselines import Entry, require
 from bench.parity.metaworld import actor
-from bench.reference.reach import oracle, torch_learner
+from bench.reference.reach import oracle
 from envs_jax.adapters import metaworld
 from envs_jax.base import closest
 from envs_jax.reach import baselines, goals
-
-_PUBLISHED = {  # the only values that the PyTorch learner supports
-    "n_step": 1, "num_critics": 2, "depth": 2, "scale_observation": False, "max_grad_norm": 0.0,
-}  # fmt: skip
 
 
 class OracleArm:
@@ -147,63 +143,4 @@ class OneArm:
         return {"success": float(self._episodes.success)}
 
 
-class TorchArm:
-    """PyTorch SAC with one arm."""
-
-    def __init__(self, env: dict[str, Any], algo: dict[str, Any], seed: int, device: str = "cpu") -> None:
-        require(
-            algo,
-            _PUBLISHED,
-            "the PyTorch learner is the published one",
-            "use --config sac_worker_original or sac, --n_step 1",
-        )
-        self._episodes = Episodes(env, np.random.default_rng(seed))
-        same = [
-            *("hidden_size", "layer_norm", "actor_lr", "critic_lr", "alpha_lr", "gamma", "tau", "initial_alpha"),
-            *("actor_update_period", "target_update_period", "batch_size", "buffer_size"),
-        ]
-        self._learner = torch_learner.TorchSac(
-            len(self._episodes.arm.observe()),
-            4,
-            target_entropy=algo["target_entropy"] or -4.0,
-            seed=seed,
-            device=device,
-            **{name: algo[name] for name in same},
-        )
-        self.threads = self._learner.torch.get_num_threads()
-
-    def collect(self, episodes: int, copies: int = 1) -> int:
-        """Play episodes with the actor and store their steps, once."""
-        del copies
-        steps = 0
-        arm = self._episodes.arm
-        for _ in range(episodes):
-            self._episodes.reset()
-            observation = arm.observe()
-            done = False
-            while not done:
-                action = self._learner.act(observation)
-                reward, done = self._episodes.step(action)
-                following = arm.observe()
-                self._learner.remember(observation=observation, action=action, reward=reward, next=following)
-                observation = following
-                steps = steps + 1
-        return steps
-
-    def learn(self) -> None:
-        """Make the one update of a call of `learn`, see `one_update`."""
-        self._learner.train_step()
-
-
-ENTRY = Entry(
-    algo="sac",
-    policy="scripted",
-    cases={
-        "original": {},
-        "recommended": {"n_step": 1, "goals": "pool"},
-    },  # recommended network size, with PyTorch's settings
-    baseline=OneArm,
-    learner=TorchArm,
-    shorten=one_update,
-    presets={"original": "sac_worker_original", "recommended": "sac"},
-)
+ENTRY = Entry(policy="scripted", baseline=OneArm)

@@ -1,13 +1,12 @@
 """The entry of the snakes environments in `bench.baselines`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from bench.baselines import Entry, one_update, require
+from bench.baselines import Entry
 from bench.reference.snakes import opponents as oracle_opponents
-from bench.reference.snakes import torch_learner
 from bench.reference.snakes.oracle import LAYOUTS, REWARDS, Game, Settings
 from envs_jax.base import closest
 from envs_jax.snakes import opponents, schedule
@@ -16,12 +15,6 @@ _SAME = {"height": "height", "width": "width", "snakes": "num_snakes", "beans": 
 _SAME |= {"teams": "teams", "fixed_respawn": "fixed_respawn"}
 _POLICIES: dict[str, int | str] = {
     "random": 0, "level1": 1, "level2": 2, "level3": 3, "level4": 4, "evasion": oracle_opponents.EVASION,
-}  # fmt: skip
-_PUBLISHED = {  # the only values that the PyTorch learner supports
-    "action_gradient": "softmax", "n_step": 1, "num_critics": 1, "layer_norm": False, "first_layer": "linear",
-    "depth": 2,
-    "initializer": "torch", "masking": False, "scale_observation": False, "entropy_weight": 0.0,
-    "logit_weight": 0.0, "eps_min": 0.0, "learning_starts": 0,
 }  # fmt: skip
 
 
@@ -125,65 +118,4 @@ class NumpyGames:
         return {"score": float(teams[side])} | ({"opponent_score": float(teams[1 - side])} if len(teams) == 2 else {})
 
 
-class TorchGames:
-    """PyTorch DDPG on games played one after another.
-
-    Attributes:
-        match: the games.
-        learner: actor, critic and replay.
-        threads: number of PyTorch's threads.
-    """
-
-    def __init__(self, env: dict[str, Any], algo: dict[str, Any], seed: int, device: str = "cpu") -> None:
-        require(algo, _PUBLISHED, "the PyTorch learner is the published one", "use --config ddpg_competition")
-        if env["time_limit"] != "terminate":
-            raise ValueError("the PyTorch learner knows no truncation: use --time_limit terminate")
-        self.match = Match(env, np.random.default_rng(seed))
-        same = [
-            *("hidden_size", "actor_lr", "critic_lr", "gamma", "tau", "max_grad_norm", "batch_size", "buffer_size"),
-            *("eps_start", "eps_decay"),
-        ]
-        self.learner = torch_learner.TorchDdpg(
-            *self.match.observe().shape,
-            bicnet=algo["network"] == "bicnet",
-            seed=seed,
-            device=device,
-            **{name: algo[name] for name in same},
-        )
-        self.threads = self.learner.torch.get_num_threads()
-
-    def collect(self, episodes: int, copies: int = 1, after_step: Callable[[], None] | None = None) -> int:
-        """Play games with the actor and store their steps, once; returns the number of steps."""
-        del copies
-        steps = 0
-        for _ in range(episodes):
-            self.match.reset()
-            observation = self.match.observe()
-            done = False
-            while not done:
-                action, vector = self.learner.act(observation)
-                reward, done = self.match.step(action)
-                following = self.match.observe()
-                self.learner.remember(
-                    observation=observation, vector=vector, reward=reward, next=following, done=float(done)
-                )
-                observation = following
-                steps = steps + 1
-                if after_step is not None:
-                    after_step()
-        return steps
-
-    def learn(self) -> None:
-        """Make the one update of a call of `learn`, see `one_update`."""
-        self.learner.train_step()
-
-
-ENTRY = Entry(
-    algo="ddpg",
-    policy="random",
-    cases={"random opponents": {"opponent": "0"}, "level 2": {"opponent": "2"}},
-    baseline=NumpyGames,
-    learner=TorchGames,
-    shorten=one_update,
-    preset="ddpg_competition",
-)
+ENTRY = Entry(policy="random", baseline=NumpyGames)

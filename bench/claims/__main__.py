@@ -10,6 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from bench.claims import result
 from bench.claims.claim import TIERS, Claim, choose, read_claims
@@ -17,7 +18,7 @@ from bench.claims.needs import find_missing, read_files
 from bench.claims.run import digest_sources, run_seed
 from bench.harness import measure
 from jaxrl.cli.entry import exit_on_error
-from jaxrl.common.errors import UsageError, UserError
+from jaxrl.common.errors import UsageError, UserError, one_line
 
 
 def describe(claim: Claim) -> list[str]:
@@ -50,7 +51,18 @@ def judge_again(claim: Claim) -> bool:
 
 
 def run_claim(claim: Claim, seeds: Sequence[int | None], runs: Path, files: dict[str, str]) -> bool:
-    """Run what is not finished of a claim, print its verdict and return whether it holds. Raises UserError."""
+    """Run what is not finished of a claim, print its verdict and return whether it holds, False also if it fails."""
+    try:
+        verdict = finish_claim(claim, seeds, runs, files)
+    except UserError as error:  # the next claim may do better
+        measure.say(f"{claim.name} failed: {one_line(str(error))}")
+        return False
+    print(verdict["sentence"], flush=True)
+    return bool(verdict["holds"])
+
+
+def finish_claim(claim: Claim, seeds: Sequence[int | None], runs: Path, files: dict[str, str]) -> dict[str, Any]:
+    """Run what is not finished of a claim, write its result and return its verdict. Raises UserError."""
     sources = digest_sources()
     previous = result.read(claim)
     rows = result.usable_rows(claim, previous, sources)
@@ -60,9 +72,7 @@ def run_claim(claim: Claim, seeds: Sequence[int | None], runs: Path, files: dict
         if seed not in [row["seed"] for row in rows]:
             rows.append(run_seed(claim, seed, runs, sources, files))
             result.write(claim, rows)
-    verdict = result.judge(claim, rows)
-    print(verdict["sentence"], flush=True)
-    return bool(verdict["holds"])
+    return result.judge(claim, rows)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -107,7 +117,11 @@ def main(argv: Sequence[str]) -> int:
         else:
             runnable.append(claim)
     runs = Path(parsed.runs).absolute()
-    held = [run_claim(claim, seeds if seeds and claim.train else claim.seeds, runs, files) for claim in runnable]
+    digest_sources()  # before anything is run
+    try:
+        held = [run_claim(claim, seeds if seeds and claim.train else claim.seeds, runs, files) for claim in runnable]
+    except KeyboardInterrupt:
+        raise UserError("interrupted: the same command goes on from here") from None
     return 0 if all(held) else 1
 
 

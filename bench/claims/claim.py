@@ -30,7 +30,7 @@ class Figure:
     name: str
     path: str
     expected: tuple[float, ...]  # that were measured before, of each seed or one for all; their mean is expected
-    within: float | None = None  # the tolerance; None: shown, not judged
+    within: float | None = None  # tolerance of the mean over the claim's seeds; None: shown, not judged
     ci95: float | None = None  # half of the interval of `expected`, if it was recorded without its seeds
 
     @property

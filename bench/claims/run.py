@@ -83,8 +83,16 @@ def run_seed(claim: Claim, seed: int | None, runs: Path, sources: str, files: Ma
         "sources": sources,
         "versions": versions,
         "processor": measure.processor(),
+        **({"files": _digest_files(claim, files)} if files else {}),
         "training_seconds": round(sum(record["seconds"] for record in records), 1),
         "training_cpu_seconds": round(sum(record["cpu_seconds"] for record in records), 1),
+    }
+
+
+def _digest_files(claim: Claim, files: Mapping[str, str]) -> dict[str, str]:
+    """Return the SHA-256 of each file that a claim needs."""
+    return {
+        name: hashlib.sha256(Path(path).read_bytes()).hexdigest() for name, path in files.items() if name in claim.needs
     }
 
 
@@ -124,7 +132,7 @@ def _count(file: Path) -> Iterator[None]:
         write_atomically(file, json.dumps(record))
 
 
-def evaluate(claim: Claim, folder: Path, places: Mapping[str, str]) -> tuple[dict[str, float], dict[str, Any]]:
+def evaluate(claim: Claim, folder: Path, places: Mapping[str, str]) -> tuple[dict[str, float | None], dict[str, Any]]:
     """Run the last command of a claim; return its figures by name, and the versions that it names."""
     folder.mkdir(parents=True, exist_ok=True)
     out = folder / f"{claim.name}.json"
@@ -144,8 +152,8 @@ def evaluate(claim: Claim, folder: Path, places: Mapping[str, str]) -> tuple[dic
     return values, find_versions(result)
 
 
-def find_reached(run: Path, path: str) -> float:
-    """Return the environment steps of the first selection evaluation that reaches a value. Raises UserError: none does.
+def find_reached(run: Path, path: str) -> float | None:
+    """Return the environment steps of the first selection evaluation that reaches a value; None if none does.
 
     The path is reached/METRIC/VALUE.
     """
@@ -153,7 +161,7 @@ def find_reached(run: Path, path: str) -> float:
     for row in read_metrics(run):
         if row.get(f"eval/{metric}", -math.inf) >= float(value):
             return float(row["env_steps"])
-    raise UserError(f"no selection evaluation of {run} reaches a {metric} of {value}")
+    return None
 
 
 def find_versions(result: Any) -> dict[str, Any]:

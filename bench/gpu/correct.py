@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import envs_jax
-from bench.gpu import job
+from bench.gpu import tiny
 from bench.harness import training
 from bench.harness.state_digest import digest
 from bench.parity import coverage as coverage_parity
@@ -148,7 +148,7 @@ def donation(quick: bool, folder: Path) -> dict[str, Any]:
 @functools.cache
 def _program(algo: str, quick: bool, with_graphs: bool = True) -> tuple[Run, Any]:
     """Build the run of a configuration and compile its last phase, with or without CUDA graphs, cached."""
-    request = command_line.parse((job.QUICK if quick else SMALL)[algo].split(), "python -m bench.gpu")
+    request = command_line.parse((tiny.FLAGS if quick else SMALL)[algo].split(), "python -m bench.gpu")
     with mock.patch.dict(os.environ, {} if with_graphs else {"JAXRL_GRAPHS": "off"}):
         run = build_run(request.config.with_run(eval_every=0))
         return run, training.compile_block(run)

@@ -16,7 +16,7 @@ GRAPHS = {"launched one by one": "", "in command buffers": "FUSION"}
 
 
 def rates(quick: bool, folder: Path) -> dict[str, Any]:
-    """Measure versions, memory, copy rate, matrix products, the convolution of the main job."""
+    """Measure versions, memory, copy rate and matrix products."""
     machine_rates = measure_rates(quick=quick, rounds=1 if quick else 5)
     machine = measure.machine()
     rows: list[list[Any]] = [
@@ -26,10 +26,6 @@ def rates(quick: bool, folder: Path) -> dict[str, Any]:
         ["copy, read and written", machine_rates.copy / 1e9, "GB/s"],
     ]
     rows += [[f"matrix product, {name}", rate / 1e12, "TFLOP/s"] for name, rate in machine_rates.matmul.items()]
-    rows += [
-        [f"convolution, {name}, {machine_rates.dtype}", rate / 1e12, "TFLOP/s"]
-        for name, rate in machine_rates.convolution.items()
-    ]
     return {"rows": rows, "machine": machine, "rates": machine_rates.plain()}
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from bench import env_throughput
 from bench.gpu import results
-from bench.harness import measure, rates
+from bench.harness import measure
 from envs_jax.snakes.types import PUBLISHED
 
 SIZES = {
@@ -40,25 +40,24 @@ def _measure_env(unit: str, env: str, quick: bool, folder: Path) -> dict[str, An
     noted = results.read(folder).get(unit, {})
     rows = noted.get("rows", [])
     sizes = noted.get("sizes", {})
-    machine_rates = rates.measure(quick=quick, rounds=1 if quick else 3)
     name, settings = SMALL[env] if quick else (env, PUBLISHED if env == "snakes_3v3" else {})
     for size in [2] if quick else SIZES[env]:
         if str(size) in sizes:
             continue
         request = env_throughput.Request(
             env=name,
-            variants={"": settings},
+            settings=settings,
             policy="random",
             num_envs=[size],
             rounds=1 if quick else 5,
             min_seconds=1e-6 if quick else 0.2,
             baseline=False,
         )
-        measured = env_throughput.run(request, machine_rates, measure.say)
+        measured = env_throughput.run(request, measure.say)
         for row in measured["rows"]:
             for stage, entry in row["stages"].items():
                 what = f"{name}, {row['num_envs']:,} copies, {stage}"
-                rows.append([what, entry["rate"], f"steps/s ({100 * entry['roofline']:.0f} % of the copy rate)"])
-        sizes[str(size)] = {"rates": machine_rates.plain(), "found": measured}
+                rows.append([what, entry["rate"], "steps/s"])
+        sizes[str(size)] = measured
         results.note(folder, unit, rows=rows, sizes=sizes)
     return {"rows": rows, "sizes": sizes}

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from bench import env_throughput
-from bench.gpu import environments, job, results
+from bench.gpu import environments, results, tiny
 from bench.harness import measure
 from bench.harness.collectives import list_collectives
 from bench.harness.timing import measure_interleaved, stopwatch
@@ -69,7 +69,7 @@ def reach(quick: bool, folder: Path) -> dict[str, Any]:
 
 
 def _measure_training(name: str, quick: bool, folder: Path) -> dict[str, Any]:
-    flags = f"{job.QUICK[name]} --num_envs {QUICK_ENVS}" if quick else f"--algo {name} --num_envs 4096"
+    flags = f"{tiny.FLAGS[name]} --num_envs {QUICK_ENVS}" if quick else f"--algo {name} --num_envs 4096"
     config = command_line.parse(flags.split(), "python -m bench.gpu").config
     return _measure_points(name, functools.partial(_train, config, quick), folder)
 
@@ -150,7 +150,7 @@ def _step_env(
     """Measure steps of an environment with its observations, without resets."""
     request = env_throughput.Request(
         env=env,
-        variants={"": settings},
+        settings=settings,
         policy="random",
         num_envs=[work * (QUICK_ENVS if quick else COPIES[job_name])],
         rounds=ROUNDS,
@@ -158,7 +158,7 @@ def _step_env(
         baseline=False,
         devices=devices,
     )
-    measured = env_throughput.run(request, None, measure.say)
+    measured = env_throughput.run(request, measure.say)
     if not measured["rows"]:
         raise UserError(measured["notes"][-1])
     (row,) = measured["rows"]

@@ -1,7 +1,7 @@
 """Code that all benchmarks share: flags, the record of the machine, results as JSON.
 
-A result is a plain mapping with "kind", "command", "machine", "rates", "notes" and the benchmark's own entries; every
-time in it is a median with its samples. `bench.harness.tables` makes tables of it.
+A result is a plain mapping with "kind", "command", "machine", "notes" and the benchmark's own entries; every time in it
+is a median with its samples.
 """
 
 import argparse
@@ -190,26 +190,9 @@ def rate(timing: Timing, count: float) -> dict[str, Any]:
     return {"rate": count / timing.median, **timing.plain()}
 
 
-def fraction(rate_: float, bytes_or_flop: float, best: float) -> float:
-    """Roofline fraction: the need of `rate_` things per second over the machine's peak."""
-    return rate_ * bytes_or_flop / best
-
-
 # Results
 
 
 def write(result: dict[str, Any], path: Path) -> None:
     """Write a result. Raises UserError."""
     files.write_output(path, json.dumps(result, indent=1, allow_nan=False) + "\n", "--out")
-
-
-def read(path: Path) -> dict[str, Any]:
-    """Read a result. Raises UserError."""
-    try:
-        result = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or "it is no JSON"
-        raise UserError(f"cannot read {path} ({reason}): give a file that a benchmark has written") from None
-    if not isinstance(result, dict) or result.get("format") != FORMAT or "kind" not in result:
-        raise UserError(f"{path} is not the result of a benchmark: give a file that one has written")
-    return result

@@ -1,4 +1,4 @@
-"""Peak rates of a machine: memory copies, matrix products, convolutions; for the benchmarks.
+"""Peak rates of a machine: memory copies and matrix products.
 
 Everything runs inside a compiled loop, as training does: a loop reuses its memory, while every call from outside
 allocates new pages, and some backends compile an operation in a loop differently.
@@ -12,9 +12,6 @@ import jax
 import jax.numpy as jnp
 
 from bench.harness.timing import Sampler, measure_interleaved, stopwatch
-from jaxrl.nn import convolutions, networks
-
-SIDE, KERNEL = 7, 4  # pixels, as in the second convolution of `networks.ConvStack`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,30 +23,20 @@ class Rates:
     # {dtype: FLOP per second} of large square products; "tf32", on GPUs, is their default for float32 unless full
     # precision is requested, as in training
     matmul: dict[str, float]
-    # {method: FLOP per second} of the second convolution of the network, forward and backward
-    convolution: dict[str, float]
-    width: int  # channels of that convolution
-    dtype: str  # that convolution's
 
     def plain(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
 
-def measure(
-    width: int = 256, dtype: Any = None, min_seconds: float = 0.1, rounds: int = 5, quick: bool = False
-) -> Rates:
+def measure(min_seconds: float = 0.1, rounds: int = 5, quick: bool = False) -> Rates:
     """Measure the first local device in a few seconds.
 
     Args:
-        width: channels of the convolution.
-        dtype: of the convolution; by default the compute dtype of this device.
         min_seconds: minimum seconds per sample.
         rounds: samples of each rate.
         quick: use small arrays; the figures are then meaningless.
     """
     platform = jax.default_backend()
-    dtype = jnp.dtype(dtype or (jnp.float32 if platform == "cpu" else jnp.bfloat16))
-    method = networks.convolution_methods(width, platform)[1]
     cells = 2**18 if quick else 2**26 if platform == "cpu" else 2**28
     # CPUs emulate bfloat16 slowly: smaller
     sides = {"float32": 1024, "bfloat16": 512} if platform == "cpu" else {"float32": 8192, "bfloat16": 8192}
@@ -57,23 +44,13 @@ def measure(
         sides["tf32"] = 8192
     if quick:
         sides = dict.fromkeys(sides, 64)
-    samples = 8 if quick else 512 if platform == "cpu" else 8192
-    samplers: list[Sampler] = [
-        *copies(cells, min_seconds),
-        *(matmul(name, side, min_seconds) for name, side in sides.items()),
-    ]
-    samplers.append(convolution(width, samples, method, dtype, min_seconds))
+    samplers = [*copies(cells, min_seconds), *(matmul(name, side, min_seconds) for name, side in sides.items())]
     seconds = {name: timing.median for name, timing in measure_interleaved(samplers, rounds).items()}
     moved = 2 * 4 * cells
-    outputs = (SIDE - KERNEL + 1) ** 2
-    flop = 3 * 2 * samples * outputs * KERNEL**2 * width**2  # a product forward, and for each gradient
     return Rates(
         copy=moved / seconds["copy"],
         fresh=moved / seconds["fresh"],
         matmul={name: 2 * side**3 / seconds[name] for name, side in sides.items()},
-        convolution={method: flop / seconds[method]},
-        width=width,
-        dtype=dtype.name,
     )
 
 
@@ -113,20 +90,3 @@ def matmul(dtype: str, side: int, min_seconds: float) -> Sampler:
     return repeat(
         dtype, lambda pair: (jnp.matmul(*pair, precision=precision), pair[1]), (ones, ones / side), min_seconds
     )
-
-
-def convolution(width: int, samples: int, method: convolutions.Convolution, dtype: Any, min_seconds: float) -> Sampler:
-    """Return a sampler, named after `method`, of the forward and backward pass of one layer, with a gradient step."""
-    key_x, key_kernel = jax.random.split(jax.random.key(0))
-    x = jax.random.uniform(key_x, (samples, SIDE, SIDE, width)).astype(dtype)
-    kernel = jax.random.normal(key_kernel, (KERNEL, KERNEL, width, width)) * (2.0 / (KERNEL**2 * width)) ** 0.5
-
-    def loss(x: Any, kernel: Any) -> Any:
-        return jnp.sum(jnp.square(jax.nn.relu(convolutions.convolve(x, kernel, method))).astype(jnp.float32))
-
-    def body(pair: tuple[Any, Any]) -> tuple[Any, Any]:
-        rate = jnp.asarray(1e-9, dtype)
-        along_x, along_kernel = jax.grad(loss, argnums=(0, 1))(*pair)
-        return pair[0] - rate * along_x, pair[1] - rate * along_kernel
-
-    return repeat(method, body, (x, kernel.astype(dtype)), min_seconds)

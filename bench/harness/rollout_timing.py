@@ -38,20 +38,13 @@ class Bytes:
 
     state: int  # read and written by a step
     timestep: int  # returned by a step
-    view: int  # centralised observation of the critic, 0 if there is none
-
-    def bytes_needed(self, stage: str) -> int:
-        """Return the bytes that a step must move if it reads and writes the whole state once."""
-        return 2 * self.state + (0 if stage == "rules" else self.timestep + self.view)
 
 
 def sizes(env: BatchedEnvironment) -> Bytes:
     """Return the sizes of one environment, from shapes."""
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1))
     state, timestep = jax.eval_shape(lambda keys: env.reset(keys, env.context(start())), keys)
-    critic_input = env.spec.critic_input_spec
-    view = jax.ShapeDtypeStruct((env.spec.num_agents, *critic_input.shape), critic_input.dtype) if critic_input else ()
-    return Bytes(memory_plan.size(state), memory_plan.size(timestep), memory_plan.size(view))
+    return Bytes(memory_plan.size(state), memory_plan.size(timestep))
 
 
 def together(env_bytes: Bytes, num_envs: int, limit: int, cut: bool) -> int:

@@ -1,4 +1,4 @@
-"""The number of threads of a baseline: the faster of one and all cores, for NumPy's BLAS and for PyTorch.
+"""The number of threads of a baseline: the faster of one and all cores, for NumPy's BLAS.
 
 A baseline of small arrays loses most of its time to BLAS threads that wait for each other on a busy machine.
 """
@@ -6,7 +6,6 @@ A baseline of small arrays loses most of its time to BLAS threads that wait for 
 import ctypes
 import math
 import os
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -35,11 +34,6 @@ def blas_setter() -> SetThreads | None:
                         function.restype = None
                         return lambda number: function(number)
     return None
-
-
-def torch_setter() -> SetThreads | None:
-    """Return what sets the threads of PyTorch; None where it is not in use."""
-    return getattr(sys.modules.get("torch"), "set_num_threads", None)
 
 
 def choose_threads(

@@ -1,10 +1,9 @@
-"""python -m bench.peers environments|learners|training: compare our environments or learners with other libraries'.
+"""python -m bench.peers environments|learners: compare our environments or learners with other libraries'.
 
 Each library runs in a virtual environment of its own, which `--make NAME` makes (or `--python NAME=PATH` names), as a
 process on one core that answers one request after another. Environments take turns, round by round, with random actions
 drawn in the program, auto-reset and observations; learners train with equal networks, batches and updates per step
-until a greedy policy reaches a score. `training` times PPO on snakes, with its environment, against PufferLib's. All
-speeds are per CPU second of the process, so that other load matters little.
+until a greedy policy reaches a score. All speeds are per CPU second of the process, so that other load matters little.
 """
 
 import argparse
@@ -21,7 +20,7 @@ from typing import Any
 
 from bench.harness import measure
 from bench.harness.timing import Timing
-from bench.peers import installs, training
+from bench.peers import installs
 from bench.peers.tables import rows
 from envs_jax.base import closest
 from jaxrl.cli.entry import exit_on_error
@@ -30,10 +29,9 @@ from jaxrl.common.errors import UsageError, UserError
 
 KIND = "peers"
 SIZES = "1,16,256,4096,16384"
-TRAINING_SIZES = "64,256"
-QUICK = {"environments": "1,2", "learners": "1,2", "training": "2,4"}  # copies, in a rehearsal
-SECONDS = {"environments": 0.3, "learners": 0.3, "training": 2.0}  # CPU seconds per sample, at least
-WORK = ("environments", "learners", "training")
+QUICK = "1,2"  # copies, in a rehearsal
+SECONDS = 0.3  # CPU seconds per sample, at least
+WORK = ("environments", "learners")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,10 +91,7 @@ class Worker:
 
 
 def measure_in_turns(request: Request, say: measure.Say) -> Iterator[dict[str, Any]]:
-    """Measure environments, or training in them.
-
-    Yields the entries "peers" and "rows" of a result after each number of copies.
-    """
+    """Measure environments; yield the entries "peers" and "rows" of a result after each number of copies."""
     peers = dict[str, Any]()
     rows = list[dict[str, Any]]()
     for copies in request.num_envs:
@@ -111,10 +106,7 @@ def measure_in_turns(request: Request, say: measure.Say) -> Iterator[dict[str, A
             workers.append(worker)
             peers[peer] = worker.hello
             for name in names:
-                if request.work == "training":
-                    facts = worker.ask(train=name, copies=copies)
-                else:
-                    facts = worker.ask(open=name, copies=copies, limit=request.limit)
+                facts = worker.ask(open=name, copies=copies, limit=request.limit)
                 row = {"peer": peer, "environment": name, "num_envs": copies, **facts}
                 say(f"{peer}, {name}, {copies:,}: {facts.get('skipped', 'compiled')}")
                 rows.append(row)
@@ -165,7 +157,7 @@ def learners(request: Request, say: measure.Say) -> Iterator[dict[str, Any]]:
 
 def _flags(parser: argparse.ArgumentParser) -> None:
     names = ", ".join(installs.PEERS)
-    parser.add_argument("work", nargs="?", metavar="WORK", help=f"measure {', '.join(WORK[:-1])} or {WORK[-1]}")
+    parser.add_argument("work", nargs="?", metavar="WORK", help=f"measure {' or '.join(WORK)}")
     parser.add_argument(
         "--make", metavar="A,B", help=f"install these libraries in virtual environments under .peers/: any of {names}"
     )
@@ -181,8 +173,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
         "--algos", default=",".join(installs.ALL), metavar="A,B", help="train these algorithms (default: all)"
     )
     add_int(parser, "--seeds", 1, 1000, 3, "train every learner N times (default: 3)")
-    measure.add_common(parser, f"{SIZES}; of training {TRAINING_SIZES}")
-    parser.set_defaults(num_envs=None)
+    measure.add_common(parser, SIZES)
 
 
 def _words(text: str) -> list[str]:
@@ -225,13 +216,13 @@ def main(argv: Sequence[str]) -> int:
     if parsed.work is None and to_install:
         return 0
     if parsed.work not in WORK:
-        raise UsageError(f"say what to measure: {', '.join(WORK[:-1])} or {WORK[-1]}")
+        raise UsageError(f"say what to measure: {' or '.join(WORK)}")
     algos = _words(parsed.algos)
     if unknown := [algo for algo in algos if algo not in installs.ALL]:
         raise UsageError(f"--algos: there is no {unknown[0]}: choose from {', '.join(installs.ALL)}")
     only = [word.strip() for word in parsed.only.split(",") if word.strip()]  # names hold spaces
     if only and parsed.work == "learners":
-        raise UsageError("--only names environments and trainings: learners are chosen with --algos and --peers")
+        raise UsageError("--only names environments: learners are chosen with --algos and --peers")
     every = {name for peer in installs.PEERS.values() for name in getattr(peer, parsed.work)}
     if unknown := [name for name in only if name not in every]:
         kind = parsed.work.removesuffix("s")
@@ -247,17 +238,14 @@ def main(argv: Sequence[str]) -> int:
     words = [re.sub(r"^(--python=)?([a-z0-9]+)=.*", r"\1\2=PATH", word) for word in words]
     result = measure.header(KIND, words, parsed.quick) | {"work": parsed.work, "peers": {}, "rows": []}
     result["notes"].append("speeds and seconds are CPU seconds of each worker's process, all on one core")
-    if parsed.work == "training":
-        result["notes"] += training.NOTES
-    sizes = parsed.num_envs or (TRAINING_SIZES if parsed.work == "training" else SIZES)
     request = Request(
         work=parsed.work,
         pythons=chosen,
         core=parsed.core,
-        num_envs=measure.parse_list(QUICK[parsed.work] if parsed.quick else sizes, "--num_envs", 1, measure.MOST),
+        num_envs=measure.parse_list(QUICK if parsed.quick else parsed.num_envs, "--num_envs", 1, measure.MOST),
         only=only,
         rounds=measure.rounds(parsed),
-        min_seconds=1e-3 if parsed.quick else SECONDS[parsed.work],
+        min_seconds=1e-3 if parsed.quick else SECONDS,
         limit=measure.gibibytes_of(parsed.memory_gb),
         algos=algos,
         seeds=1 if parsed.quick else parsed.seeds,

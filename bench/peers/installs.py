@@ -1,13 +1,11 @@
 """The peers: what each offers, and how its virtual environment is made. No library is imported here."""
 
 import dataclasses
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from bench.peers import training
 from envs_jax.base import closest
 from jaxrl.common.errors import UsageError, UserError
 
@@ -16,7 +14,6 @@ FOLDER = ROOT / ".peers"
 JAX = ("jax==0.10.2",)
 GYMNAX = (*JAX, "gymnax==1.0.1", "six")  # which imports six without asking for it
 SB3 = ("gymnasium==1.3.0", "stable-baselines3==2.9.2", "torch==2.14.1")
-TRAINER = ("ninja", "psutil", "rich", "rich_argparse")  # what PufferLib's needs, and what compiles its kernel
 ALL = ("sac", "td3", "ppo")
 OURS = "ours"
 
@@ -28,11 +25,8 @@ class Peer:
     packages: tuple[str, ...]  # for pip, with their versions
     environments: tuple[str, ...] = ()  # names of rows, see `bench.peers.environments`
     learners: tuple[str, ...] = ()  # algorithms, see `bench.peers.learners`
-    training: tuple[str, ...] = ()  # names of rows, see `bench.peers.training`
     repository: str = ""  # environment variable that names a checkout, for code that is in no package
     note: str = ""  # a remark for the table
-    tools: tuple[str, ...] = ()  # that build the packages, for pip before them
-    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)  # for pip's environment
 
 
 PEERS = {
@@ -40,7 +34,6 @@ PEERS = {
         (*GYMNAX, "-e", f"{ROOT}"),
         ("coverage q=7", "coverage q=57", "snakes", "snakes both teams", "reach"),
         ALL,
-        tuple(training.SETUPS["ours"]),
     ),
     "ours_on_host": Peer(
         (*GYMNAX, "gymnasium==1.3.0", "-e", f"{ROOT}"), learners=("sac", "ppo"), note="with gymnasium as environment"
@@ -57,15 +50,8 @@ PEERS = {
         note="the original of snakes, github.com/jidiai/Competition_3v3snakes, with its observation and greedy player",
     ),
     "pufferlib": Peer(
-        (
-            "--no-deps", "--no-build-isolation", "pufferlib==3.0.0", "gymnasium==0.29.1", "gym==0.26.2", "gym-notices",
-            "cloudpickle", "farama-notifications", "typing_extensions", "pettingzoo==1.24.1",
-        ),
-        ("snake",),
-        training=tuple(training.SETUPS["pufferlib"]),
+        ("pufferlib==3.0.0", "gymnasium==0.29.1"), ("snake",),
         note="its snake compiled from the source distribution; 6 snakes on 10 x 20 cells, in C",
-        tools=("setuptools==80.9.0", "wheel", "numpy==1.26.4", "torch==2.13.0", *TRAINER),
-        variables={"NO_OCEAN": "1", "PYTHONPATH": str(Path(__file__).parent / "pufferlib_build")},
     ),
     "jumanji": Peer(("jax==0.10.2", "jumanji==1.1.2"), ("Snake-v1",), note="one snake on 12 x 12 cells"),
     "jaxmarl": Peer(
@@ -96,12 +82,8 @@ def make(name: str) -> Path:
     folder = FOLDER / name
     python = folder / "bin" / "python"
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    commands = [[sys.executable, "-m", "venv", str(folder)]]
-    commands += [[*pip, *packages] for packages in (peer.tools, peer.packages) if packages]
-    for command in commands:
-        done = subprocess.run(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ | peer.variables
-        )
+    for command in ([sys.executable, "-m", "venv", str(folder)], [*pip, *peer.packages]):
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         if done.returncode:
             words = [line for line in done.stderr.splitlines() if line.lower().lstrip().startswith("error")]
             raise UserError(f"cannot make {folder} ({' '.join(words) or done.stderr[-200:]}): see pip's own messages")

@@ -1,7 +1,7 @@
 """Tables of `python -m bench.peers`: `rows` makes Markdown from a result."""
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from bench.peers import installs
@@ -14,7 +14,7 @@ def rows(data: dict[str, Any]) -> str:
 
     A dash marks an environment that only runs one copy at a time.
     """
-    make = {"environments": _environments, "learners": _learners, "training": _training}[data["work"]]
+    make = {"environments": _environments, "learners": _learners}[data["work"]]
     head, *lines = make(data["rows"])
     body = [f"| {' | '.join(line)} |" for line in lines]
     return "\n".join([f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *body, "", *_remarks(data)])
@@ -32,7 +32,7 @@ def _remarks(data: dict[str, Any]) -> Iterator[str]:
         names = [
             name
             for name in installed
-            if any(word.startswith(f"{name.replace('_', '-')}==") for word in (*library.packages, *library.tools))
+            if any(word.startswith(f"{name.replace('_', '-')}==") for word in library.packages)
         ]
         versions = [f"{name} {installed[name]}" for name in names]
         yield f"- {peer}: {', '.join([*versions, library.note] if library.note else versions)}"
@@ -40,40 +40,24 @@ def _remarks(data: dict[str, Any]) -> Iterator[str]:
 
 def _environments(rows: list[dict[str, Any]]) -> Iterator[list[str]]:
     """Yield environment steps per CPU second by number of copies; then the best case's other figures."""
-
-    def facts(best: dict[str, Any], measured: list[dict[str, Any]]) -> list[str]:
-        compiled = [row["compile_seconds"] for row in measured if "compile_seconds" in row]
-        return [
-            f"{best['bytes_per_copy']:,.0f}" if "bytes_per_copy" in best else "",
-            f"{statistics.median(compiled):.0f}" if compiled else "",
-        ]
-
-    return _by_size(rows, "environment", ["bytes per copy", "compile, s"], facts)
-
-
-def _training(rows: list[dict[str, Any]]) -> Iterator[list[str]]:
-    """Yield environment steps per CPU second, training included, by number of games; then the size of the networks."""
-    return _by_size(rows, "PPO", ["parameters"], lambda best, measured: [f"{best['parameters']:,}"])
-
-
-def _by_size(
-    rows: list[dict[str, Any]], what: str, heads: list[str], facts: Callable[..., list[str]]
-) -> Iterator[list[str]]:
     sizes = sorted({row["num_envs"] for row in rows})
-    yield ["library", what, *(f"{size:,}" for size in sizes), "agent steps/s", *heads]
+    heads = ["agent steps/s", "bytes per copy", "compile, s"]
+    yield ["library", "environment", *(f"{size:,}" for size in sizes), *heads]
     for peer, name in dict.fromkeys((row["peer"], row["environment"]) for row in rows):
         by_size = {row["num_envs"]: row for row in rows if (row["peer"], row["environment"]) == (peer, name)}
         measured = [row for row in by_size.values() if "rate" in row]
         if not measured:
-            yield [peer, name, by_size[min(by_size)]["skipped"], *[""] * (len(sizes) + len(heads))]
+            yield [peer, name, by_size[min(by_size)]["skipped"], *[""] * (len(sizes) + len(heads) - 1)]
             continue
         best = max(measured, key=lambda row: row["rate"])
+        compiled = [row["compile_seconds"] for row in measured if "compile_seconds" in row]
         yield [
             peer,
             name,
             *(_cell(by_size.get(size, {})) for size in sizes),
             format_si(best["rate"] * best["agents"]),
-            *facts(best, measured),
+            f"{best['bytes_per_copy']:,.0f}" if "bytes_per_copy" in best else "",
+            f"{statistics.median(compiled):.0f}" if compiled else "",
         ]
 
 

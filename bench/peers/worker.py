@@ -1,7 +1,7 @@
 """python -m bench.peers.worker PEER CORE: measure one peer in its own interpreter, for `python -m bench.peers`.
 
 Requests come as lines of JSON on stdin, each answered by one on stdout: {"open": NAME, "copies": N, "limit": BYTES},
-{"train": NAME, "copies": N}, {"sample": NAME, "seconds": X}, {"learn": ALGORITHM, "seed": N, "quick": BOOL}. What
+{"sample": NAME, "seconds": X}, {"learn": ALGORITHM, "seed": N, "quick": BOOL}. What
 cannot be measured is answered with {"skipped": SENTENCE}. Libraries' own prints go to stderr.
 """
 
@@ -35,12 +35,6 @@ def answer(peer: str, request: dict[str, Any], opened: "dict[str, Measured]") ->
     if "open" in request:
         name = request["open"]
         opened[name] = open_environment(peer, name, request["copies"], request["limit"])
-        return {"agents": opened[name].agents, **opened[name].facts}
-    if "train" in request:
-        from bench.peers.training import open_training
-
-        name = request["train"]
-        opened[name] = open_training(peer, name, request["copies"])
         return {"agents": opened[name].agents, **opened[name].facts}
     if "sample" in request:
         return opened[request["sample"]].sample(request["seconds"])

@@ -1,11 +1,12 @@
-"""Tables and sentences of README.md, docs/ and bench/, made from the figures in bench/results and from the code.
+"""Tables and sentences of README.md, docs/ and bench/, made from claims, from bench/results and from the code.
 
-A page holds the lines `<!-- generated: coverage.paper -->` and `<!-- end -->`; the text between them
-is what the macro `paper` of the Jinja template coverage.jinja in this folder returns. To add a table:
+A page holds the lines `<!-- generated: results.coverage -->` and `<!-- end -->`; the text between them is what the
+macro `coverage` of the Jinja template results.jinja in this folder returns. To add a table:
 
-1. Commit its JSON in bench/results. Figures that others published go to cited.yaml, with their source.
-2. Write a macro in the template of its part of the page, or in a new template. `read("NAME")` is the content of
-   bench/results/NAME.json; the filters that format numbers are in `bench.tables.formats`. Links begin with
+1. Write its claims in bench/claims/claims.yaml. `claim("NAME")` is a claim with its result, see `formats.Figures`: what
+   `python -m bench.claims` has measured, or else what is expected, with a mark. Comparisons with other libraries are
+   files in bench/results, `read("NAME")`. Figures that others published go to cited.yaml, with their source.
+2. Write a macro in a template. The filters that format numbers are in `bench.tables.formats`. Links begin with
    bench/results/ on every page. A macro whose name begins with an underscore is private to its template.
 3. Put the two lines where the table belongs, and run `python -m bench.tables`, which fills in what is between them.
 

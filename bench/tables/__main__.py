@@ -1,4 +1,4 @@
-"""python -m bench.tables: write the tables of README.md, docs/ and bench/ from the figures in bench/results.
+"""python -m bench.tables: write the tables of README.md, docs/ and bench/ from claims and the figures in bench/results.
 
 With --check nothing is written: it names the tables that are not up to date, with exit code 1 if there are any.
 """
@@ -24,6 +24,7 @@ PAGES = ("README.md", "bench/README.md", "bench/results/README.md", "docs/**/*.m
 RESULTS = "bench/results"
 _LINE = re.compile(r"^<!-- (?:((?:generated:|settings|names:|api) .+)|end) -->$", re.MULTILINE)
 _MACRO = "generated: "
+NOTE = f"{formats.RECORDED} Measured by earlier commits (see CHANGELOG.md), not yet by `python -m bench.claims`."
 
 Tables = Mapping[str, Callable[[], str]]
 
@@ -73,8 +74,8 @@ def _fill_macro(page: str, name: str, tables_by_name: Tables) -> str:
     if name not in tables_by_name:
         raise UserError(f"{page}: no template in bench/tables has {name}: write its macro or remove the two lines")
     with _one_sentence(name):
-        content = str(tables_by_name[name]())
-    return re.sub(r"\n{3,}", "\n\n", content).strip()
+        content = re.sub(r"\n{3,}", "\n\n", str(tables_by_name[name]())).strip()
+    return f"{content}\n\n{NOTE}" if formats.RECORDED in content else content
 
 
 @contextlib.contextmanager

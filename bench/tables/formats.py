@@ -1,31 +1,28 @@
-"""Functions that the templates of bench.tables call: reading figures, and filters that format them.
+"""Functions that the templates of bench.tables call: reading claims and figures, and filters that format them."""
 
-Filters of numbers take one or several; several are joined by commas.
-"""
-
+import dataclasses
 import json
 import re
 import statistics
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 
+from bench.claims import result
+from bench.claims.claim import Claim, Figure, read_claims
 from bench.harness import measure
 from bench.peers import tables as peers
-from bench.studies.learning import first_at
 from jaxrl.evaluation.statistics import estimate_mean
 from jaxrl.report.console import format_si
 
 RESULTS: Path = measure.RESULTS
 _CITED = Path(__file__).with_name("cited.yaml")
+RECORDED = r"\*"  # behind what bench.claims has not measured
 
-Entry = Mapping[str, Any]  # "mean", "ci95", "std" of a score: numbers, or curves over the episode
-
-MISSION_STEPS = 15  # in the published missions
 KNOWN = {  # environments of other libraries by their names in known_cpu.json
     "pendulum": "gymnax:Pendulum-v1",
     "double_pendulum": "brax:inverted_double_pendulum",
@@ -37,35 +34,67 @@ KNOWN = {  # environments of other libraries by their names in known_cpu.json
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """A claim as tables show it: what `bench.claims` has measured, or else what was recorded before."""
+
+    claim: Claim
+    rows: Sequence[Mapping[str, Any]]  # of its result; none where it has not been run
+
+    def cite(self, text: str) -> str:
+        """Text that links to the result, or with a mark where there is none."""
+        return f"[{text}](bench/results/claims/{self.claim.name}.json)" if self.rows else text + RECORDED
+
+    @property
+    def command(self) -> str:
+        """The flags of training."""
+        return self.claim.train[-1]
+
+    @property
+    def seeds(self) -> int:
+        return len(self.rows or self.claim.seeds)
+
+    @property
+    def minutes(self) -> float:
+        """Minutes of a core for a seed; of a GPU in that tier."""
+        clock = "training_seconds" if self.claim.tier == "gpu" else "training_cpu_seconds"
+        return statistics.fmean(row[clock] for row in self.rows) / 60 if self.rows else self.claim.cost
+
+    def values(self, name: str) -> list[Any]:
+        """The values of a figure, of each seed where they are known."""
+        return [row["figures"][name] for row in self.rows] or list(self._find(name).expected)
+
+    def mean(self, name: str) -> float:
+        return statistics.fmean(self.values(name))
+
+    def show(self, name: str, spec: str = ".3f", scale: float = 1, unit: str = "") -> str:
+        """The mean of a figure over the seeds."""
+        if None in self.values(name):
+            return "never"
+        return f"{scale * self.mean(name):{spec}}{unit}"
+
+    def percent(self, name: str) -> str:
+        return self.show(name, ".3g", 100, " %")
+
+    def interval(self, name: str) -> str:
+        """Mean and half of the 95 % interval over the seeds."""
+        half = self._find(name).ci95 if not self.rows else estimate_mean(np.array(self.values(name)))["ci95"]
+        return self.show(name) if half is None else f"{self.show(name)} ± {half:.3f}"
+
+    def _find(self, name: str) -> Figure:
+        return next(figure for figure in self.claim.figures if figure.name == name)
+
+
+def claim(name: str) -> Figures:
+    """Return a claim with its result."""
+    found = read_claims()[name]
+    measured = result.read(found)
+    return Figures(found, measured["rows"] if measured else ())
+
+
 def read(name: str) -> Any:
     """Read bench/results/NAME.json."""
     return json.loads((RESULTS / f"{name}.json").read_text())
-
-
-def form(values: float | Iterable[float], spec: str, scale: float = 1) -> str:
-    """Return numbers times a scale, in a format of Python."""
-    return ", ".join(f"{scale * value:{spec}}" for value in _several(values))
-
-
-def percent(shares: float | Iterable[float]) -> str:
-    """Return shares as percentages of three digits, without the sign."""
-    return form(shares, ".3g", 100)
-
-
-def thousands(numbers: float | Iterable[float]) -> str:
-    """Return numbers in thousands: "154, 138 k"."""
-    return form(numbers, ".0f", 1e-3) + " k"
-
-
-def seed_minutes(stages: Mapping[str, Any]) -> float:
-    """Return the CPU minutes of all stages of one seed."""
-    return sum(float(stage["cpu_seconds"]) for stage in stages.values()) / 60
-
-
-def minutes_to(runs: Iterable[Mapping[str, Any]], entropy: float) -> str:
-    """Return the minutes after which selection evaluations of each run first reach an entropy: "5.8, 6.1"."""
-    firsts = [next((point for point in run["selection"] if point["entropy"] <= entropy), None) for run in runs]
-    return ", ".join("stopped before" if first is None else f"{first['seconds'] / 60:.1f}" for first in firsts)
 
 
 def known_table(rows: Sequence[dict[str, Any]]) -> str:
@@ -88,11 +117,6 @@ def known_table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def known_return(rows: Sequence[dict[str, Any]], task: str, learner: str) -> str:
-    """Return the greedy return of a learner on a task, mean and 95 % interval over seeds, or nothing."""
-    return _over_seeds([row["greedy"]["mean"] for row in rows if (row["task"], row["learner"]) == (task, learner)])
-
-
 def _over_seeds(means: list[float]) -> str:
     if not means:
         return ""
@@ -102,61 +126,9 @@ def _over_seeds(means: list[float]) -> str:
     return text if half is None else f"{text} ± {float(f'{half:.2g}'):g}"  # 150, not 1.5e+02
 
 
-def between(values: Iterable[float], spec: str, scale: float = 1) -> str:
-    """Return "1 to 3", the range of values, or one number where both ends look the same."""
-    values = list(values)
-    low, high = (form(end, spec, scale) for end in (min(values), max(values)))
-    return low if low == high else f"{low} to {high}"
-
-
-def mean_range(values: Iterable[float], spec: str, scale: float = 1, unit: str = "") -> str:
-    """Return "2 (1 to 3)", mean and range, or only the mean where both ends look the same."""
-    values = list(values)
-    mean = form(statistics.fmean(values), spec, scale) + unit
-    ends = between(values, spec, scale)
-    return f"{mean} ({ends})" if " to " in ends else mean
-
-
-def interval(entries: Entry | Iterable[Entry], spec: str = ".3f", scale: float = 1, deviation: bool = False) -> str:
-    """Return mean and half of the 95 % interval at the end of curves, or [both ends] of a share.
-
-    With `deviation` the standard deviation follows, but not for shares.
-    """
-    cells = []
-    for entry in [entries] if isinstance(entries, Mapping) else entries:
-        last = {key: value[-1] if isinstance(value, list) else value for key, value in entry.items()}
-        mean = form(last["mean"], spec, scale)
-        if last["ci95"] is None:
-            cells.append(mean)
-        elif "low" in last:
-            cells.append(f"{mean} [{form([last['low'], last['high']], spec, scale)}]")
-        else:
-            cells.append(f"{mean} ± {form(last['ci95'], spec, scale)}")
-            cells[-1] += f" ({form(last['std'], spec, scale)})" if deviation else ""
-    return ", ".join(cells)
-
-
-def seconds_to(study: Entry, score: float) -> list[float]:
-    """Return the seconds of training after which the curves of a learning study first reach a score, if they do."""
-    points = [first_at(curve, score, study.get("score_mode", "max")) for curve in study["curves"]]
-    return [point["seconds"] for point in points if point]
-
-
-def missions_to(curve: Sequence[dict[str, Any]], score: float) -> str:
-    """Return the missions of coverage after which a curve of the entropy first reaches a score, or "never"."""
-    point = first_at(curve, score, "min")
-    return f"{point['env_steps'] // MISSION_STEPS:,}" if point else "never"
-
-
-def first_above(curve: Entry, score: float) -> str:
-    """Return the environment steps after which the mean of a sweep's curve first reaches a score, or "never"."""
-    steps = [at for at, mean in zip(curve["env_steps"], curve["mean"], strict=True) if mean >= score]
-    return thousands(steps[0]) if steps else "never"
-
-
-def scores(variant: Entry, column: str) -> list[float]:
-    """Return a column of an ablation for one variant, by seed."""
-    return [trial["scores"][column] for trial in variant["seeds"].values()]
+def form(value: float, spec: str, scale: float = 1) -> str:
+    """Return a number times a scale, in a format of Python."""
+    return f"{scale * value:{spec}}"
 
 
 def wrapped(text: str) -> str:
@@ -165,35 +137,11 @@ def wrapped(text: str) -> str:
     return textwrap.fill(code, 120, break_long_words=False, break_on_hyphens=False).replace("\0", " ")
 
 
-def link(text: str, name: str) -> str:
-    """Return a link to bench/results/NAME.json."""
-    return f"[{text}](bench/results/{name}.json)"
-
-
-def within(rows: Iterable[Entry]) -> str:
-    """Return "all 66", or "64 of 66" where two are not as near as is allowed."""
-    held = [row["within"] for row in rows]
-    return f"all {len(held)}" if all(held) else f"{sum(held)} of {len(held)}"
-
-
-def _several(values: float | Iterable[float]) -> list[float]:
-    return [values] if isinstance(values, int | float) else list(values)
-
-
-FILTERS: dict[str, Callable[..., Any]] = {
-    function.__name__: function
-    for function in (
-        *(form, percent, thousands, between, mean_range, interval, format_si),
-        *(seed_minutes, missions_to, minutes_to, seconds_to, first_above, scores, within, wrapped),
-    )
-}
-FILTERS["mean"] = statistics.fmean
+FILTERS: dict[str, Callable[..., Any]] = {function.__name__: function for function in (form, format_si, wrapped)}
 GLOBALS: dict[str, Any] = {
+    "claim": claim,
     "read": read,
-    "link": link,
     "known_table": known_table,
-    "known_names": KNOWN,
-    "known_return": known_return,
     "peers_table": peers.rows,
     "cited": yaml.safe_load(_CITED.read_text()),
 }

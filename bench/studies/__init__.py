@@ -1,1 +1,0 @@
-"""Studies for docs/results.md: learning curves, ablations and comparisons of settings."""
