@@ -13,6 +13,8 @@ from decimal import Decimal
 from numbers import Real
 from typing import Any, Literal
 
+from envs_jax.places import find_place
+
 Bounds = tuple[float, float]
 SMALLEST_IMAGE = 9  # pixels on a side that convolutions take; smaller images are flattened
 LARGEST = 1e18  # bound of numbers that have none of their own
@@ -269,12 +271,12 @@ def load(path: str, what: str) -> type:
 
 
 def load_module(module: str, what: str, path: str = "") -> types.ModuleType:
-    """Import the module of `path`, which `what` names. Raises ValueError where it does not exist."""
+    """Import the module of `path`, which `what` names. Raises ValueError where it does not exist or fails."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not (module == error.name or module.startswith(error.name + ".")):
-            raise  # the module exists, one of its imports does not
+            raise _failed_import(error, what, path or module) from error  # the module exists, one of its imports not
         raise ValueError(
             f"{what} {short_repr(path or module)}: there is no module {short_repr(module)} on the Python path: go to "
             "the folder that holds it, or name this folder in PYTHONPATH"
@@ -284,6 +286,14 @@ def load_module(module: str, what: str, path: str = "") -> types.ModuleType:
             f"{what} {short_repr(path or module)}: importing its module ends the program (SystemExit: {error}): put "
             "what only a script should do under if __name__ == '__main__'"
         ) from None
+    except Exception as error:
+        raise _failed_import(error, what, path or module) from error
+
+
+def _failed_import(error: Exception, what: str, path: str) -> ValueError:
+    reason = error.msg if isinstance(error, SyntaxError) else str(error)
+    place = find_place(error) or "its module"
+    return ValueError(f"{what} {short_repr(path)} cannot be imported: {place}: {type(error).__name__}: {reason}")
 
 
 def is_decorated(cls: type) -> bool:

@@ -195,6 +195,25 @@ def test_the_real_command(module: str, argv: str, code: int, expected: str, plat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_error_in_the_users_file_ends_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames of JAX and of this project stand between: the last words of the traceback say where to look."""
+    text = """import dataclasses
+import jax.numpy as jnp
+from helpers.tiny import Corridor
+
+@dataclasses.dataclass(frozen=True)
+class Mine(Corridor):
+    def step(self, state, action, context=None):
+        return jnp.zeros(2) + jnp.zeros(3)
+"""
+    (tmp_path / "mine.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TypeError) as caught:
+        train.main(["--algo", "ppo", "--env", "mine:Mine", "--total_env_steps", "64", "--runs", str(tmp_path / "runs")])
+    assert caught.value.__notes__[-1] == "It was raised at mine.py:8."
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_while_programs_are_compiled(number: signal.Signals, tmp_path: Path) -> None:
     """Threads that compile must not see the end of Python, which some of them answer with a segmentation fault."""

@@ -287,6 +287,24 @@ def test_a_user_class_that_is_no_algorithm_or_not_there() -> None:
     assert "names no environment" in sentence("--algo", "helpers.tiny:TinyQ")
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("import jax\n\nsize = sise\n", "broken.py:3: NameError: name 'sise' is not defined"),
+        ("import no_such_package\n", "broken.py:1: ModuleNotFoundError: No module named 'no_such_package'"),
+        ("\nclass Game\n", "broken.py:2: SyntaxError: expected ':'"),
+        ("import math\n\n\ndef root():\n    return math.sqrt(-1)\n\n\nroot()\n", "broken.py:5: ValueError: "),
+    ],
+)
+def test_a_module_that_cannot_be_imported(
+    text: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert f"'broken:Game' cannot be imported: {expected}" in sentence("--algo", "ppo", "--env", "broken:Game")
+
+
 def test_what_may_change_on_resume() -> None:
     run = parse(TINY).config
     changes = {"total_env_steps": 640, "gamma": run.flat()["gamma"]}

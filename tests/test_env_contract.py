@@ -388,7 +388,8 @@ BROKEN: list[tuple[str, Any, dict[str, int], str]] = [
     ("score mode", spec_with(score_mode="big"), {}, "spec.score_mode is 'big': choose 'min' or 'max'"),
     ("tasks", spec_with(num_tasks=0), {}, "spec.num_tasks is 0: it must be a Python int of at least 1"),
     # types
-    ("python branch", BranchesInPython, {}, r"step cannot be compiled \(TracerBoolConversionError: .*jax.lax.cond"),
+    ("python branch", BranchesInPython, {},
+        r"step cannot be compiled \(tests/\S+:\d+: TracerBoolConversionError: .*jax.lax.cond"),
     ("no default", NeedsAContext, {},
         r"reset must take \(key\) and \(key, context\): define reset\(self, key, context=None\)"),
     ("no context", ReadsTheContext, {}, "reset and step fail where context is None: treat None as the context"),
@@ -558,7 +559,7 @@ class Careless(envs_jax.Environment):
     ("what", "sentence"),
     [
         ("dtype", r"careless: step returns observation as int32\[1, 2\], expected float32\[1, 2\]: reshape or cast it"),
-        ("if", r"careless: step cannot be compiled \(TracerBoolConversionError: .*replace Python's if"),
+        ("if", r"careless: step cannot be compiled \(tests/\S+:\d+: TracerBoolConversionError: .*replace Python's if"),
     ],
 )
 def test_training_refuses_what_breaks_the_contract_of_types(what: str, sentence: str, tmp_path: Path) -> None:

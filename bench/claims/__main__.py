@@ -29,7 +29,8 @@ def describe(claim: Claim) -> list[str]:
     verdict = "not run yet"
     if found is not None:
         holds = "holds" if found["verdict"]["holds"] else "does not hold"
-        verdict = f"{holds} ({len(found['rows'])}, {found['rows'][-1]['commit'][:8]})"
+        count = len(found["rows"])
+        verdict = f"{holds} at {found['rows'][-1]['commit'][:8]}, {count} run{'s' if count > 1 else ''}"
     return [claim.name, claim.tier, claim.kind, cost, ", ".join(claim.needs), verdict]
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from envs_jax.base import Array, Box, Discrete, Environment, EnvSpec, TimeStep
 from envs_jax.batch import BatchedEnvironment
+from envs_jax.places import find_place
 from envs_jax.progress import start as progress_at_start
 from envs_jax.testing.spec import ContractError
 from envs_jax.testing.trees import WEAK, is_box, named_leaves, structure, type_name
@@ -82,9 +83,10 @@ class TypeCheck:
             return function()
         except (jax.errors.JAXTypeError, jax.errors.JAXIndexError, jax.errors.UnexpectedTracerError) as error:
             reason = str(error).strip().split("\n")[0].rstrip(".:")
+            place = f"{where}: " if (where := find_place(error)) else ""
             self.fail(
-                f"{what} cannot be compiled ({type(error).__name__}: {reason}): replace Python's if, while, int() and "
-                "NumPy on its arguments by jnp.where, jax.lax.cond and jnp",
+                f"{what} cannot be compiled ({place}{type(error).__name__}: {reason}): replace Python's if, while, int() "
+                "and NumPy on its arguments by jnp.where, jax.lax.cond and jnp",
                 error,
             )
 

@@ -9,6 +9,7 @@ import contextlib
 import importlib.metadata
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -264,6 +265,7 @@ def look_at_memory(config: Config, resuming: bool = False) -> list[Finding]:
         Finding("layout", f"{device}; {chunks}"),
         *check_environments(settings.num_envs, run.mesh.size, jax.default_backend()),
     ]
+    print("compiling the run, which takes as long as at its start ...", file=sys.stderr, flush=True)
     try:
         programs = compile_run(run, None, lambda line: findings.append(Finding("program", line)), Position())
         programs.compile()

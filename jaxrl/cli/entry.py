@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 
+from envs_jax.places import find_place
 from envs_jax.settings import short_repr
 from jaxrl.common.errors import UserError, one_line
 from jaxrl.common.forks import require_own_process
@@ -61,13 +62,15 @@ def exit_on_error(main: Callable[[Sequence[str]], int]) -> Callable[..., int]:
                 sys.stdout.flush()
                 os._exit(128 + number)
             return 128 + number
-        except (RuntimeError, AssertionError):
+        except Exception as error:
             platforms = os.environ.get("JAX_PLATFORMS")
-            if not platforms or _has_devices():
-                raise
-            sentence = f"JAX cannot use JAX_PLATFORMS={short_repr(platforms)} here: unset it"
-            print(f"error: {sentence}", file=sys.stderr)
-            return 1
+            if isinstance(error, (RuntimeError, AssertionError)) and platforms and not _has_devices():
+                sentence = f"JAX cannot use JAX_PLATFORMS={short_repr(platforms)} here: unset it"
+                print(f"error: {sentence}", file=sys.stderr)
+                return 1
+            if place := find_place(error):  # the last line of a long traceback
+                error.add_note(f"It was raised at {place}.")
+            raise
 
     return run_command
 
