@@ -85,8 +85,8 @@ class TypeCheck:
             reason = str(error).strip().split("\n")[0].rstrip(".:")
             place = f"{where}: " if (where := find_place(error)) else ""
             self.fail(
-                f"{what} cannot be compiled ({place}{type(error).__name__}: {reason}): replace Python's if, while, int() "
-                "and NumPy on its arguments by jnp.where, jax.lax.cond and jnp",
+                f"{what} cannot be compiled ({place}{type(error).__name__}: {reason}): replace Python's if, while, "
+                "int() and NumPy on its arguments by jnp.where, jax.lax.cond and jnp",
                 error,
             )
 
