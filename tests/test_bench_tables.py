@@ -98,6 +98,8 @@ def test_a_claim_is_shown_as_measured_or_else_as_recorded(monkeypatch, tmp_path)
     assert (recorded.percent("won"), recorded.interval("lost"), recorded.minutes) == ("50 %", "0.250 ± 0.125", 20)
     assert recorded.cite("50 %") == r"50 %\*" and recorded.seeds == 2
     rows = [{**ROW, "seed": seed, "figures": {"won": won, "lost": 0.1}} for seed, won in enumerate((0.5, 0.7, 0.9), 1)]
+    result.write(one, rows[:1])
+    assert formats.claim("one") == recorded  # one seed does not replace two
     result.write(one, rows)
     measured = formats.claim("one")
     assert (measured.percent("won"), measured.minutes, measured.seeds) == ("70 %", 1.5, 3)

@@ -21,7 +21,7 @@ from jaxrl.report.console import format_si
 
 RESULTS: Path = measure.RESULTS
 _CITED = Path(__file__).with_name("cited.yaml")
-RECORDED = r"\*"  # behind what bench.claims has not measured
+RECORDED = r"\*"  # behind what bench.claims has not measured with all seeds
 
 KNOWN = {  # environments of other libraries by their names in known_cpu.json
     "pendulum": "gymnax:Pendulum-v1",
@@ -39,7 +39,7 @@ class Figures:
     """A claim as tables show it: what `bench.claims` has measured, or else what was recorded before."""
 
     claim: Claim
-    rows: Sequence[Mapping[str, Any]]  # of its result; none where it has not been run
+    rows: Sequence[Mapping[str, Any]]  # of its result; none where not all seeds have been run
 
     def cite(self, text: str) -> str:
         """Text that links to the result, or with a mark where there is none."""
@@ -86,10 +86,11 @@ class Figures:
 
 
 def claim(name: str) -> Figures:
-    """Return a claim with its result."""
+    """Return a claim with its result, once that has all seeds: a single one does not replace several."""
     found = read_claims()[name]
     measured = result.read(found)
-    return Figures(found, measured["rows"] if measured else ())
+    complete = measured is not None and len(measured["rows"]) >= len(found.seeds)
+    return Figures(found, measured["rows"] if complete else ())
 
 
 def read(name: str) -> Any:
