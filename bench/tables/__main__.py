@@ -24,7 +24,10 @@ PAGES = ("README.md", "bench/README.md", "bench/results/README.md", "docs/**/*.m
 RESULTS = "bench/results"
 _LINE = re.compile(r"^<!-- (?:((?:generated:|settings|names:|api) .+)|end) -->$", re.MULTILINE)
 _MACRO = "generated: "
-NOTE = f"{formats.RECORDED} Measured by earlier commits (see CHANGELOG.md), not yet by `python -m bench.claims` with all seeds."
+NOTE = (
+    f"{formats.RECORDED} Measured by earlier commits (see CHANGELOG.md), not yet by `python -m bench.claims` with all "
+    "seeds."
+)
 
 Tables = Mapping[str, Callable[[], str]]
 
