@@ -56,7 +56,7 @@ def test_packages_that_lower_jax_are_named():
         package("bare"),
     ]
     arm, zoo = doctor.find_jax_limits(packages)
-    assert arm.startswith("arm 1.0 asks for jaxlib==0.11:") and zoo.startswith("zoo 1.0 asks for jax<0.12,>=0.")
+    assert arm.startswith("arm 1.0 requires jaxlib==0.11,") and zoo.startswith("zoo 1.0 requires jax<0.12,>=0.")
     assert f"now {importlib.metadata.version('jax')}" in zoo
 
 

@@ -47,7 +47,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "a field is missing": ({"without": ("mu", "value")}, "lacks mu, value: see jaxrl/integrations/expert_dataset.py"),
     "another version": ({"version": 2}, "is of version 2, this program reads version 1: create it again"),
     "not a number": (change("log_std", (7, 1), np.nan), "has a log_std that is not finite in row 7"),
-    "sizes": ({"next_observation": np.zeros((40, 5), np.float32)}, "observation has 3 numbers, next_observation 5"),
+    "sizes": ({"next_observation": np.zeros((40, 5), np.float32)}, "observation has 3 numbers, next_observation has 5"),
     "rows": ({"reward": np.zeros(39, np.float32)}, "holds reward as float32[39] for 40 rows of step"),
     "box": (change("action", (3, 0), 1.5), "has values of action outside [-1, 1]"),
     "task": (change("task", slice(36, 40), 2), "names 2 tasks, but has rows of task 2"),

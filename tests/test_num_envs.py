@@ -52,7 +52,7 @@ def test_updates_per_environment_step_do_not_depend_on_the_number_of_environment
 
 
 @pytest.mark.parametrize("preset", presets())
-def test_a_run_is_evaluated_some_ten_to_a_thousand_times(preset: str) -> None:
+def test_a_run_is_evaluated_twice_to_a_thousand_times(preset: str) -> None:
     """A preset whose eval_every counts iterations would be evaluated after each of thousands."""
     settings = parse(["--config", preset]).config
     run, cls = settings.run, algos.find(settings.algo)
@@ -60,7 +60,7 @@ def test_a_run_is_evaluated_some_ten_to_a_thousand_times(preset: str) -> None:
         spec = settings.make_env().spec
         envs = run.num_envs or cls.default_num_envs(spec, settings.algo_settings)
         total = run.total_env_steps or run.total_episodes * spec.horizon
-        assert 5 <= total / max(run.eval_every, envs) <= 1010
+        assert 2 <= total / max(run.eval_every, envs) <= 1010
 
 
 def test_a_run_that_sees_only_the_beginning_of_episodes_says_so() -> None:

@@ -32,7 +32,7 @@ from envs_jax.snakes.board import Board
         ({"opponent": ""}, "empty"),
         ({"opponent": "0:x"}, "not a number"),
         ({"opponent": "0:0,2:0"}, "positive"),
-        ({"opponent": "0@0 2@0.5 1@0.3"}, "rise"),
+        ({"opponent": "0@0 2@0.5 1@0.3"}, "increase from part to part"),
         ({"opponent": "0@0.5"}, "begin with 0"),
     ],
 )
