@@ -23,6 +23,7 @@ from envs_jax.base import closest, short_repr
 from envs_jax.batch import BatchedEnvironment, batched
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.flags import add_environment
+from jaxrl.cli.process import divide_cores
 from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.report.console import format_si, gibibytes
 from jaxrl.rl.data_parallel import largest_divisor
@@ -258,6 +259,8 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Request]:
 def main(argv: Sequence[str]) -> int:
     """Entry point; returns the exit code."""
     parsed, request = parse(argv)
+    if request.devices > 1:
+        divide_cores(request.devices)
     path = measure.output(parsed.out, KIND)
     with measure.fresh_compiles():
         result = measure.header(KIND, argv, parsed.quick)

@@ -48,6 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shard", default="1/1", help="I/N: run part I of N of the tests, whole files")
 
 
+@pytest.hookimpl(trylast=True)  # after marks have left out what does not run
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the files of this shard: the largest file goes first, each to the shard that has the fewest tests."""
     shard, shards = map(int, config.getoption("shard").split("/"))

@@ -211,7 +211,7 @@ class Mine(Corridor):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(TypeError) as caught:
         train.main(["--algo", "ppo", "--env", "mine:Mine", "--total_env_steps", "64", "--runs", str(tmp_path / "runs")])
-    assert caught.value.__notes__[-1] == "It was raised at mine.py:8."
+    assert caught.value.__notes__[-1] == "It comes from mine.py:8."
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])

@@ -20,7 +20,7 @@ from envs_jax.batch import batched
 from jaxrl.cli import flags as command_line
 from jaxrl.common.errors import UserError
 
-pytestmark = pytest.mark.slow  # of benchmarks, not of the product
+pytestmark = pytest.mark.bench  # of benchmarks, not of the product
 
 ENV, ALGO = "helpers.tiny:Corridor", "helpers.tiny:TinyQ"
 

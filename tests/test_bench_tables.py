@@ -51,7 +51,6 @@ BY_HAND = {
         "60 of its seconds": "bench/results/score_h200.json",
         "within 5 cm": "envs_jax/reach/reward.py",
         "Meta-World 3.1.1": "pyproject.toml",
-        "250 new pairs": "bench/claims/claims.yaml",
         "50 pairs": "envs_jax/reach/goals.py",
         "26-value observation": "envs_jax/snakes/observation.py",
     },

@@ -98,9 +98,10 @@ class Paid(PointMass):
         return dataclasses.replace(timestep, reward=jnp.full(self.num_agents, 0.0 if first else 1.0))
 
 
-@pytest.mark.parametrize("n_step", [1, 3])
-@pytest.mark.parametrize("case", ["ddpg", "sac"])
-@pytest.mark.slow
+CUTS = [("ddpg", 1), ("ddpg", 3), ("sac", 1), ("sac", 3)]
+
+
+@pytest.mark.parametrize(("case", "n_step"), by_day(CUTS, [("ddpg", 3)]))
 def test_a_cut_episode_is_bootstrapped(case: str, n_step: int) -> None:
     """Worth 1 / (1 - 0.8) = 5; if the cut after four steps were an end, at most 2.95."""
     if case == "ddpg":
@@ -121,8 +122,7 @@ class Counted(Ddpg):
         return params, metrics | {"index": update_index.astype(jnp.float32)}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("tau", [1.0, 0.25])
+@pytest.mark.parametrize("tau", by_day([1.0, 0.25], [1.0]))
 def test_updates_for_random_steps_heed_the_period_of_the_targets(tau: float) -> None:
     """Issue 54: of eight updates for random steps and four of training, every third moves the targets."""
     settings = VARIANTS["expected"] | {"random_steps": 64, "update_interval": 1, "tau": tau, "target_update_period": 3}

@@ -14,7 +14,7 @@ from bench.peers.environments import open_environment
 from bench.peers.installs import Peer
 from bench.peers.tasks import Task, Watch
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.bench
 
 FAKE = """
 import json, sys

@@ -78,11 +78,13 @@ def _judge_figure(claim: Claim, figure: Figure, rows: list[dict[str, Any]]) -> d
     values = [row["figures"][figure.name] for row in rows]
     mean = None if None in values else statistics.fmean(values)  # None: a score that was never reached
     entry = {"mean": mean, "expected": figure.expectation, "within": None, "holds": None}
-    if figure.within is None or mean is None:
+    if figure.within is None:
         return entry
     within = figure.within * max(1.0, len(claim.seeds) / len(rows)) ** 0.5
-    return entry | {"within": within, "holds": abs(mean - figure.expectation) <= within}
+    return entry | {"within": within, "holds": mean is not None and abs(mean - figure.expectation) <= within}
 
 
 def _describe(name: str, entry: dict[str, Any], relation: str) -> str:
+    if entry["mean"] is None:
+        return f"{name} was never reached, {relation} {entry['expected']:.4g} ± {entry['within']:.4g}"
     return f"{name} is {entry['mean']:.4g}, {relation} {entry['expected']:.4g} ± {entry['within']:.4g}"

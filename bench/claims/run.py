@@ -107,7 +107,10 @@ def train(stage: Path, words: list[str]) -> Path:
     if not (spent.is_file() and json.loads(spent.read_text())["finished"]):
         stage.mkdir(parents=True, exist_ok=True)
         # --max_seconds counts the seconds of one process: such a run begins anew
-        name = f"again_{len(list(stage.glob('*/*')))}" if "--max_seconds" in words else "run"
+        name = "run"
+        if "--max_seconds" in words:
+            name = f"again_{len(list(stage.glob('*/*')))}"
+            spent.unlink(missing_ok=True)
         with _count(spent):
             run_command(["jaxrl.train", *words, "--runs", str(stage), "--resume_or_start", name], stage / "log.txt")
     return max(stage.glob("*/*/config.yaml"), key=lambda file: file.stat().st_mtime).parent

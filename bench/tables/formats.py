@@ -78,7 +78,8 @@ class Figures:
 
     def interval(self, name: str) -> str:
         """Mean and half of the 95 % interval over the seeds."""
-        half = self._find(name).ci95 if not self.rows else estimate_mean(np.array(self.values(name)))["ci95"]
+        over_seeds = len(self.rows) > 1  # else as recorded, over episodes where nothing is trained
+        half = estimate_mean(np.array(self.values(name)))["ci95"] if over_seeds else self._find(name).ci95
         return self.show(name) if half is None else f"{self.show(name)} ± {half:.3f}"
 
     def _find(self, name: str) -> Figure:
@@ -89,8 +90,8 @@ def claim(name: str) -> Figures:
     """Return a claim with its result, once that has all seeds: a single one does not replace several."""
     found = read_claims()[name]
     measured = result.read(found)
-    complete = measured is not None and len(measured["rows"]) >= len(found.seeds)
-    return Figures(found, measured["rows"] if complete else ())
+    rows = measured["rows"] if measured else ()
+    return Figures(found, rows if len(rows) >= len(found.seeds) else ())
 
 
 def read(name: str) -> Any:

@@ -69,7 +69,7 @@ def exit_on_error(main: Callable[[Sequence[str]], int]) -> Callable[..., int]:
                 print(f"error: {sentence}", file=sys.stderr)
                 return 1
             if place := find_place(error):  # the last line of a long traceback
-                error.add_note(f"It was raised at {place}.")
+                error.add_note(f"It comes from {place}.")
             raise
 
     return run_command
