@@ -39,7 +39,8 @@ def main(argv: Sequence[str]) -> int:
     if flags.compare and len(runs) < 2:
         raise UsageError("--compare needs at least two runs: name them, or a folder that holds them")
     if path is not None:
-        print(f"drawing the curves of {len(runs)} runs ...", file=sys.stderr, flush=True)
+        if len(runs) > 1:
+            print(f"drawing the curves of {len(runs)} runs ...", flush=True)
         page = run_page.make_page(runs)
         write_output(path, page, "--out")
         print(f"wrote {path} ({len(page.encode()) / 2**10:,.0f} KiB), runs: {', '.join(run.name for run in runs)}")
