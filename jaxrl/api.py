@@ -267,7 +267,7 @@ def evaluate(
         if type(env) is not type(policy.env):
             raise UsageError(
                 f"the policy was trained in {type(policy.env).__name__}, but env is of the type {type(env).__name__}: "
-                "pass the former, with settings that fit the networks"
+                f"pass a {type(policy.env).__name__}, with settings that fit the networks"
             )
         policy_set = policy_set.with_env_settings(_settings(env))
     else:

@@ -456,7 +456,7 @@ def test_a_made_up_package(monkeypatch):
 
 
 def test_every_step_has_a_key_of_its_own(monkeypatch):
-    """What a package draws in a step is what its key gives, which depends on the episode and the step."""
+    """A package draws from a key that depends on the episode and the step."""
 
     class Noisy(Walk):
         def step_env(self, key, state, action, params):

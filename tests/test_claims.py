@@ -1,6 +1,7 @@
 """`python -m bench.claims`: every claim's commands are real ones, and what is run, kept, refused and judged."""
 
 import importlib
+import importlib.metadata
 import json
 import subprocess
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ from jaxrl.common.errors import UsageError, UserError
 from jaxrl.evaluation import conditions
 
 CLAIMS = claims.read_claims()
+JAX = importlib.metadata.version("jax")
 PLACES = {"seed": "1", **dict.fromkeys(needs.FILES, "README.md")}
 
 
@@ -144,7 +146,7 @@ class Programs:
             seed = words[1].split("seed_")[1][0]
             scores = {"entropy": {"mean": [0.9, self.entropy[seed]]}, "f1": {"mean": [0.0, 0.8]}}
             report = {"policies": {"learned": scores}, "players": {words[1]: {"win": {"mean": 0.5}}}}
-            Path(self.value("--out")).write_text(json.dumps({**report, "versions": {"jax": "0.10.2"}}))
+            Path(self.value("--out")).write_text(json.dumps({**report, "versions": {"jax": JAX}}))
         return self.exit_code
 
     def value(self, flag: str) -> str:
@@ -183,7 +185,7 @@ def test_a_claim_that_holds(programs: Programs, capfd: pytest.CaptureFixture[str
     assert found["verdict"]["holds"] and [row["seed"] for row in found["rows"]] == [1, 2]
     row = found["rows"][1]
     assert row["figures"] == {"entropy": 0.2, "f1": 0.8} and row["commit"] == "c0ffee"
-    assert row["versions"] == {"jax": "0.10.2"} and row["training_seconds"] >= 0
+    assert row["versions"] == {"jax": JAX} and row["training_seconds"] >= 0
 
 
 def test_a_broken_claim_says_which_figure_is_what_and_should_be_what(
@@ -257,7 +259,17 @@ def test_rows_of_other_sources_are_not_used_again(
     assert programs.run("two_stages", "--seeds", "1") == 0
     assert len(programs.words) == 9  # trained again, too
     assert [row["commit"] for row in programs.read("two_stages")["rows"]] == ["dead"]
-    assert "is of other sources or commands, and is replaced" in capfd.readouterr().err
+    assert "is of other sources, commands or JAX, and is replaced" in capfd.readouterr().err
+
+
+def test_rows_of_another_version_of_jax_are_not_used_again(programs: Programs) -> None:
+    claim = command.read_claims()["two_stages"]
+    programs.run("two_stages")
+    kept = programs.read("two_stages")
+    sources = kept["rows"][0]["sources"]
+    assert result.usable_rows(claim, kept, sources) == kept["rows"]
+    kept["rows"][0]["versions"]["jax"] = "0.0.1"
+    assert result.usable_rows(claim, kept, sources) == kept["rows"][1:]
 
 
 def test_nothing_runs_from_sources_that_no_commit_holds(

@@ -30,7 +30,7 @@ class Episode:
 
 @dataclasses.dataclass(frozen=True)
 class TwoAnswers(Environment):
-    """What both tasks share; they define `spec`, `draw_cue` and `pay`. Agents see their own cue, `earned` and `t`."""
+    """Base of both tasks, which define `spec`, `draw_cue` and `pay`. Agents see their own cue, `earned` and `t`."""
 
     def draw_cue(self, key: Array) -> Array:
         raise NotImplementedError

@@ -1,1 +1,1 @@
-"""What README.md and docs/results.md claim, as commands that anyone can run: claims.yaml lists it, see `__main__`."""
+"""Claims of README.md and docs/results.md as commands that anyone can run: claims.yaml lists them, see `__main__`."""

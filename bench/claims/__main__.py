@@ -25,12 +25,12 @@ def describe(claim: Claim) -> list[str]:
     """Return the cells of a claim in the table of --list."""
     unit = "GPU" if claim.tier == "gpu" else "core"
     cost = f"{len(claim.seeds)} x {claim.cost:g} {unit} minutes"
-    found = result.read(claim)
+    measured = result.read(claim)
     verdict = "not run yet"
-    if found is not None:
-        holds = "holds" if found["verdict"]["holds"] else "does not hold"
-        count = len(found["rows"])
-        verdict = f"{holds} at {found['rows'][-1]['commit'][:8]}, {count} run{'s' if count > 1 else ''}"
+    if measured is not None:
+        holds = "holds" if measured["verdict"]["holds"] else "does not hold"
+        count = len(measured["rows"])
+        verdict = f"{holds} at {measured['rows'][-1]['commit'][:8]}, {count} run{'s' if count > 1 else ''}"
     return [claim.name, claim.tier, claim.kind, cost, ", ".join(claim.needs), verdict]
 
 
@@ -43,10 +43,10 @@ def list_claims(claims: Sequence[Claim]) -> str:
 
 def judge_again(claim: Claim) -> bool:
     """Judge the rows of a result, and return whether the claim holds. Raises UserError: there is no result."""
-    found = result.read(claim)
-    if found is None or found["commands"] != claim.commands:
+    measured = result.read(claim)
+    if measured is None or measured["commands"] != claim.commands:
         raise UserError(f"{claim.name} has no result of its commands: run it without --judge")
-    verdict = result.write(claim, found["rows"])["verdict"]
+    verdict = result.write(claim, measured["rows"])["verdict"]
     print(verdict["sentence"])
     return bool(verdict["holds"])
 
@@ -68,7 +68,7 @@ def finish_claim(claim: Claim, seeds: Sequence[int | None], runs: Path, files: d
     previous = result.read(claim)
     rows = result.usable_rows(claim, previous, sources)
     if previous and len(rows) < len(previous["rows"]) and claim.kind not in result.MEASURED_ANEW:
-        measure.say(f"{claim.name}: the result is of other sources or commands, and is replaced")
+        measure.say(f"{claim.name}: the result is of other sources, commands or JAX, and is replaced")
     for seed in seeds:
         if seed not in [row["seed"] for row in rows]:
             rows.append(run_seed(claim, seed, runs, sources, files))

@@ -136,6 +136,6 @@ def take(result: Any, path: str, run: str = "") -> float:
 
 def _pick(entries: Sequence[Mapping[str, Any]], step: str) -> Any:
     """Return the only entry of a list that has these values: "first=sampled,second=level2"."""
-    wanted = [word.split("=") for word in step.split(",")]
-    (found,) = [entry for entry in entries if all(str(entry[name]) == value for name, value in wanted)]
-    return found
+    required_values = [word.split("=") for word in step.split(",")]
+    (entry,) = [one for one in entries if all(str(one[name]) == value for name, value in required_values)]
+    return entry

@@ -1,4 +1,4 @@
-"""What some claims need that is not everywhere: a GPU, a simulator, files of other projects."""
+"""Needs of some claims that are not met everywhere: a GPU, a simulator, files of other projects."""
 
 import importlib.util
 import subprocess

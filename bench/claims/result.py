@@ -1,5 +1,6 @@
 """Results of claims: bench/results/claims/NAME.json, with a row for each seed, and the verdict over all of them."""
 
+import importlib.metadata
 import json
 import statistics
 from typing import Any
@@ -26,11 +27,16 @@ def read(claim: Claim) -> dict[str, Any] | None:
 
 
 def usable_rows(claim: Claim, result: dict[str, Any] | None, sources: str) -> list[dict[str, Any]]:
-    """Return the rows of a result that the same commands and sources have made."""
+    """Return the rows of a result that the same commands and sources have made, with this version of JAX."""
     if result is None or result["commands"] != claim.commands or claim.kind in MEASURED_ANEW:
         return []
     names = {figure.name for figure in claim.figures}
-    return [row for row in result["rows"] if row["sources"] == sources and names <= set(row["figures"])]
+    version = importlib.metadata.version("jax")
+    return [
+        row
+        for row in result["rows"]
+        if row["sources"] == sources and row["versions"]["jax"] == version and names <= set(row["figures"])
+    ]
 
 
 def write(claim: Claim, rows: list[dict[str, Any]]) -> dict[str, Any]:

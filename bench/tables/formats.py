@@ -88,10 +88,10 @@ class Figures:
 
 def claim(name: str) -> Figures:
     """Return a claim with its result, once that has all seeds: a single one does not replace several."""
-    found = read_claims()[name]
-    measured = result.read(found)
+    chosen = read_claims()[name]
+    measured = result.read(chosen)
     rows = measured["rows"] if measured else ()
-    return Figures(found, rows if len(rows) >= len(found.seeds) else ())
+    return Figures(chosen, rows if len(rows) >= len(chosen.seeds) else ())
 
 
 def read(name: str) -> Any:

@@ -16,7 +16,7 @@ backend is a module with two functions,
 `dense` sweeps whole maps with plain array code and is the reference. `windows` touches footprints only: for CPUs, where
 it is several times as fast on large maps (bench/results/map_backends_cpu.json). `pallas` visits the tiles that change,
 in three kernels: for GPUs. Backends cannot read each other's maps. `types` is what they share, `fixed_point` how sums
-over cells are kept, `tiles` what `pallas` knows of each tile.
+over cells are kept, `tiles` the data of each tile for `pallas`.
 """
 
 import importlib
