@@ -15,6 +15,7 @@ import envs_jax
 from bench.claims import __main__ as command
 from bench.claims import claim as claims
 from bench.claims import needs, result, run
+from bench.parity.comparison import DIFFERS
 from jaxrl.cli import evaluate as evaluate_command
 from jaxrl.cli import flags as train_flags
 from jaxrl.cli import policies
@@ -142,7 +143,7 @@ class Programs:
             (run_folder / "config.yaml").touch()
         if words[0] == self.failing:
             raise UserError(f"{words[0]} ended with exit code 1: see {log}")
-        if "--out" in words:
+        if "--out" in words and "seed_" in words[1]:
             seed = words[1].split("seed_")[1][0]
             scores = {"entropy": {"mean": [0.9, self.entropy[seed]]}, "f1": {"mean": [0.0, 0.8]}}
             report = {"policies": {"learned": scores}, "players": {words[1]: {"win": {"mean": 0.5}}}}
@@ -210,9 +211,16 @@ def test_the_tolerance_of_fewer_seeds_is_wider(programs: Programs, capfd: pytest
 
 def test_parity_is_an_exit_code(programs: Programs, capfd: pytest.CaptureFixture[str]) -> None:
     assert programs.run("parity") == 0
-    programs.exit_code = 1
+    programs.exit_code = DIFFERS
     assert programs.run("parity") == 1  # which is not kept, but checked anew
-    assert "parity does not hold: bench.parity.metaworld ended with exit code 1" in capfd.readouterr().out
+    assert "parity does not hold: bench.parity.metaworld ended with exit code 3" in capfd.readouterr().out
+
+
+def test_a_comparison_that_breaks_is_no_difference(programs: Programs, capfd: pytest.CaptureFixture[str]) -> None:
+    programs.failing = "bench.parity.metaworld"
+    assert programs.run("parity") == 1
+    captured = capfd.readouterr()
+    assert "parity failed: bench.parity.metaworld ended with exit code 1: see " in captured.err and not captured.out
 
 
 def test_a_claim_that_fails_leaves_the_others(programs: Programs, capfd: pytest.CaptureFixture[str]) -> None:
@@ -259,7 +267,7 @@ def test_rows_of_other_sources_are_not_used_again(
     assert programs.run("two_stages", "--seeds", "1") == 0
     assert len(programs.words) == 9  # trained again, too
     assert [row["commit"] for row in programs.read("two_stages")["rows"]] == ["dead"]
-    assert "is of other sources, commands or JAX, and is replaced" in capfd.readouterr().err
+    assert "is of other sources, files, commands or JAX, and is replaced" in capfd.readouterr().err
 
 
 def test_rows_of_another_version_of_jax_are_not_used_again(programs: Programs) -> None:
@@ -267,9 +275,9 @@ def test_rows_of_another_version_of_jax_are_not_used_again(programs: Programs) -
     programs.run("two_stages")
     kept = programs.read("two_stages")
     sources = kept["rows"][0]["sources"]
-    assert result.usable_rows(claim, kept, sources) == kept["rows"]
+    assert result.usable_rows(claim, kept, sources, {}) == kept["rows"]
     kept["rows"][0]["versions"]["jax"] = "0.0.1"
-    assert result.usable_rows(claim, kept, sources) == kept["rows"][1:]
+    assert result.usable_rows(claim, kept, sources, {}) == kept["rows"][1:]
 
 
 def test_nothing_runs_from_sources_that_no_commit_holds(
@@ -289,6 +297,30 @@ def test_runs_of_another_claim_are_used(programs: Programs, capfd: pytest.Captur
     assert "shared is left out" in capfd.readouterr().err
     assert programs.run("shared", "--file", f"agent={__file__}") == 0
     assert len(programs.words) == 4 and programs.words[-1][2:4] == ["--agent", __file__]
+
+
+def test_rows_against_another_file_are_not_used_again(programs: Programs, tmp_path: Path) -> None:
+    agent = tmp_path / "agent.py"
+    agent.write_text("one agent")
+    assert programs.run("shared", "--file", f"agent={agent}") == 0
+    played = len(programs.words)
+    assert programs.run("shared", "--file", f"agent={agent}") == 0 and len(programs.words) == played
+    agent.write_text("another one")
+    assert programs.run("shared", "--file", f"agent={agent}") == 0 and len(programs.words) == played + 1
+
+
+def test_two_processes_share_the_seeds_of_a_claim(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one trains seed 1, the other writes seed 2, and neither is lost."""
+    train = run.train
+
+    def be_overtaken(stage: Path, words: list[str]) -> Path:
+        monkeypatch.setattr(run, "train", train)
+        assert programs.run("two_stages", "--seeds", "2") == 0
+        return train(stage, words)
+
+    monkeypatch.setattr(run, "train", be_overtaken)
+    assert programs.run("two_stages", "--seeds", "1") == 0
+    assert [row["seed"] for row in programs.read("two_stages")["rows"]] == [1, 2]
 
 
 def test_what_is_expected_may_change_without_running_again(

@@ -66,12 +66,14 @@ def finish_claim(claim: Claim, seeds: Sequence[int | None], runs: Path, files: d
     """Run what is not finished of a claim, write its result and return its verdict. Raises UserError."""
     sources = digest_sources()
     previous = result.read(claim)
-    rows = result.usable_rows(claim, previous, sources)
+    rows = result.usable_rows(claim, previous, sources, files)
     if previous and len(rows) < len(previous["rows"]) and claim.kind not in result.MEASURED_ANEW:
-        measure.say(f"{claim.name}: the result is of other sources, commands or JAX, and is replaced")
+        measure.say(f"{claim.name}: the result is of other sources, files, commands or JAX, and is replaced")
     for seed in seeds:
         if seed not in [row["seed"] for row in rows]:
-            rows.append(run_seed(claim, seed, runs, sources, files))
+            row = run_seed(claim, seed, runs, sources, files)
+            rows = result.usable_rows(claim, result.read(claim), sources, files)  # another process may run other seeds
+            rows = [*(former for former in rows if former["seed"] != seed), row]
             result.write(claim, rows)
     return result.judge(claim, rows)
 

@@ -1,5 +1,6 @@
 """Needs of some claims that are not met everywhere: a GPU, a simulator, files of other projects."""
 
+import hashlib
 import importlib.util
 import subprocess
 import sys
@@ -26,6 +27,12 @@ def read_files(words: list[str]) -> dict[str, str]:
             raise UsageError(f"--file {word}: there is no such file")
         files[name] = str(Path(path).absolute())
     return files
+
+
+def digest_files(claim: Claim, files: Mapping[str, str]) -> dict[str, str]:
+    """Return the SHA-256 of each file that a claim needs."""
+    needed = [name for name in claim.needs if name in files]
+    return {name: hashlib.sha256(Path(files[name]).read_bytes()).hexdigest() for name in needed}
 
 
 def find_missing(claim: Claim, files: Mapping[str, str]) -> str:

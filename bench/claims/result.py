@@ -3,9 +3,11 @@
 import importlib.metadata
 import json
 import statistics
+from collections.abc import Mapping
 from typing import Any
 
 from bench.claims.claim import Claim, Figure
+from bench.claims.needs import digest_files
 from bench.harness import measure
 from jaxrl.common.errors import UserError
 from jaxrl.common.files import write_atomically
@@ -26,16 +28,22 @@ def read(claim: Claim) -> dict[str, Any] | None:
     return result
 
 
-def usable_rows(claim: Claim, result: dict[str, Any] | None, sources: str) -> list[dict[str, Any]]:
-    """Return the rows of a result that the same commands and sources have made, with this version of JAX."""
+def usable_rows(
+    claim: Claim, result: dict[str, Any] | None, sources: str, files: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """Return the rows of a result that the same commands, sources and files have made, with this version of JAX."""
     if result is None or result["commands"] != claim.commands or claim.kind in MEASURED_ANEW:
         return []
+    digests = digest_files(claim, files)
     names = {figure.name for figure in claim.figures}
     version = importlib.metadata.version("jax")
     return [
         row
         for row in result["rows"]
-        if row["sources"] == sources and row["versions"]["jax"] == version and names <= set(row["figures"])
+        if row["sources"] == sources
+        and row["versions"]["jax"] == version
+        and row.get("files", {}) == digests
+        and names <= set(row["figures"])
     ]
 
 

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.claims.claim import Claim, take
+from bench.claims.needs import digest_files
 from bench.harness import measure
+from bench.parity.comparison import DIFFERS
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.files import write_atomically
 from jaxrl.report.writer import read_metrics
@@ -83,16 +85,9 @@ def run_seed(claim: Claim, seed: int | None, runs: Path, sources: str, files: Ma
         "sources": sources,
         "versions": versions,
         "processor": measure.processor(),
-        **({"files": _digest_files(claim, files)} if files else {}),
+        "files": digest_files(claim, files),
         "training_seconds": round(sum(record["seconds"] for record in records), 1),
         "training_cpu_seconds": round(sum(record["cpu_seconds"] for record in records), 1),
-    }
-
-
-def _digest_files(claim: Claim, files: Mapping[str, str]) -> dict[str, str]:
-    """Return the SHA-256 of each file that a claim needs."""
-    return {
-        name: hashlib.sha256(Path(path).read_bytes()).hexdigest() for name, path in files.items() if name in claim.needs
     }
 
 
@@ -141,9 +136,10 @@ def evaluate(claim: Claim, folder: Path, places: Mapping[str, str]) -> tuple[dic
     out = folder / f"{claim.name}.json"
     log = out.with_suffix(".txt")
     words = fill(claim.command, places)
+    words += ["--out", str(out)]
     if claim.kind == "parity":
-        return {"exit_code": run_command(words, log, codes=(0, 1))}, {}
-    run_command([*words, "--out", str(out)], log)
+        return {"exit_code": run_command(words, log, codes=(0, DIFFERS))}, {}
+    run_command(words, log)
     result = json.loads(out.read_text())
     run = places.get("run", "")
     values = {

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+DIFFERS = 3  # exit code of a comparison that found differences: errors have 1, wrong usage 2
+
 
 @dataclasses.dataclass
 class Figure:

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.harness import measure
+from bench.parity.comparison import DIFFERS
 from envs_jax import base as environments
 from envs_jax.adapters import metaworld
 from envs_jax.reach.env import Reach
@@ -268,7 +269,7 @@ def main(argv: Sequence[str]) -> int:
     policies = summary(recording)
     measure.write(result | {"rows": rows, "policies": policies}, path)
     show(rows, policies, Console())
-    return 0 if all(row["holds"] for row in rows) else 1
+    return 0 if all(row["holds"] for row in rows) else DIFFERS
 
 
 if __name__ == "__main__":

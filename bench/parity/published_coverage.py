@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from bench.harness import measure
+from bench.parity.comparison import DIFFERS
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.process import speed_up_start
 from jaxrl.cli.values import add_int, add_seed
@@ -139,7 +140,7 @@ def main(argv: Sequence[str]) -> int:
     if path:
         measure.write(result, path)
         print(f"wrote {path}")
-    return 1 if differing else 0
+    return DIFFERS if differing else 0
 
 
 if __name__ == "__main__":
