@@ -20,7 +20,6 @@ from jaxrl.runtime import rollouts
 from jaxrl.runtime.rollouts import held_out_key, uniform
 from jaxrl.runtime.trainer import make_env_key
 
-COVERAGE = ("--env", "coverage")
 SMALL = {"q": 2, "budget": 2, "num_agents": 2}
 
 
@@ -268,35 +267,3 @@ def test_a_policy_moves_to_settings_that_fit(run):
     assert curves["return"].shape == (10, 4)
     with pytest.raises(policies.UsageError, match="does not match length 7"):
         load(run, "helpers.tiny:Corridor", {**settings, "horizon": 6, "length": 7})
-
-
-@pytest.mark.parametrize(
-    ("argv", "code", "words"),
-    [
-        (["nowhere/at/all"], 2, "does not exist"),
-        (["--polcy", "ig"], 2, "did you mean '--policy'?"),
-        ([], 2, "name a run, python -m jaxrl.evaluate RUN, or an environment"),
-        ([*COVERAGE, "--policy", "igg"], 2, "did you mean 'ig'?"),
-        ([*COVERAGE, "--policy", "learned"], 2, "policy 'greedy' needs a run"),
-        ([*COVERAGE, "--policy", ","], 2, "names no policy"),
-        (["--episodes", "many"], 2, "--episodes must be a whole number, not 'many'"),
-        ([*COVERAGE, "--q", "seven"], 2, "not 'seven'"),
-        (["--last"], 2, "--last and --checkpoint choose a checkpoint of a run"),
-        (["a", "b"], 2, "unexpected word 'b'"),
-        (["--env", "snakes_3v3", "--opponent", "outside"], 2, "there is no player for the other team"),
-        (
-            [*COVERAGE, "--policy", "random", "--json", "/no/such/folder/x.json"],
-            1,
-            "cannot write /no/such/folder/x.json",
-        ),
-    ],
-)
-def test_errors_are_one_sentence(argv, code, words, capsys):
-    assert evaluate.main(argv) == code
-    out, err = capsys.readouterr()
-    assert words in err and err.startswith("error: ") and err.count("\n") == 1 and not out
-
-
-def test_a_run_keeps_its_environment(run, capsys):
-    assert evaluate.main([str(run), "--env", "coverage"]) == 2
-    assert "leave --env out" in capsys.readouterr().err

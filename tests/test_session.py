@@ -180,7 +180,6 @@ def test_a_run_of_three_phases(alone: Path) -> None:
 # Stops and resumes
 
 
-@pytest.mark.slow
 def test_stopped_by_max_seconds(alone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = run(f"{STUDY} --max_seconds 1e-9", tmp_path)  # over before the first block, which is made all the same
     assert steps(directory)[-1] == 1
@@ -232,26 +231,30 @@ def test_killed_and_damaged(tmp_path: Path) -> None:
     assert "named" in done.stdout
 
 
-@pytest.mark.slow
-def test_the_second_interrupt_does_not_wait(tmp_path: Path) -> None:
-    """A block of many minutes; nothing but the process itself knows that it should end."""
-    argv = f"--algo helpers.tiny:TinyQ {TINY} --updates_per_step 3000000 --runs {tmp_path}".split()
+def start_long_block(tmp_path: Path) -> subprocess.Popen[str]:
+    """A process in a block of many minutes; nothing but the process itself knows that it should end."""
     environment = os.environ | {
         "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
         "JAX_COMPILATION_CACHE_DIR": f"{jax.config.jax_compilation_cache_dir}_interrupted",
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PLATFORMS": "cpu",
     }
+    argv = f"-u -m jaxrl.train --algo helpers.tiny:TinyQ {TINY} --updates_per_step 3000000 --runs {tmp_path}".split()
     process = subprocess.Popen(
-        [sys.executable, "-m", "jaxrl.train", *argv], cwd=tmp_path, env=environment,
+        [sys.executable, *argv], cwd=tmp_path, env=environment,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("run directory: "):
-            break
-    time.sleep(1.0)
+    next(line for line in process.stdout if line.startswith("run directory: "))
+    time.sleep(2.0)
+    return process
+
+
+@pytest.mark.slow
+def test_the_second_interrupt_does_not_wait(tmp_path: Path) -> None:
+    process = start_long_block(tmp_path)
     process.send_signal(signal.SIGINT)
+    assert process.stdout is not None
     line = next(line for line in process.stdout if "SIGINT" in line)
     assert "finishing the current iterations within 10 s, then saving" in line
     time.sleep(2 * signals.TWICE_SECONDS)
@@ -261,6 +264,16 @@ def test_the_second_interrupt_does_not_wait(tmp_path: Path) -> None:
     assert time.monotonic() - began < 20
     assert process.returncode == -signal.SIGINT
     assert errors == "stopped at once, without a checkpoint\n"
+
+
+@pytest.mark.slow
+def test_a_block_that_does_not_end_is_given_up(tmp_path: Path) -> None:
+    process = start_long_block(tmp_path)
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 0 and time.monotonic() - began < 15
+    assert "took longer than 10 s and are lost; continue from iteration 0 with --resume" in " ".join(said.split())
 
 
 COMA = (
@@ -384,8 +397,10 @@ def test_a_resumed_run_first_makes_the_evaluation_that_a_signal_ended(
     assert "nothing is left to do" in capsys.readouterr().out and outcome(directory) == outcome(alone)
 
 
-@pytest.mark.parametrize("iteration", [20, 45])
-@pytest.mark.parametrize("killed_in", ["_save", "amend", "second write", "third write"])
+@pytest.mark.parametrize(
+    ("iteration", "killed_in"),
+    [(20, "_save"), (20, "amend"), (20, "second write"), (20, "third write"), (45, "third write")],
+)
 def test_a_kill_after_an_evaluation_that_was_made_up_for(
     iteration: int, killed_in: str, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -431,33 +446,6 @@ def test_an_evaluation_of_several_trials_is_made_up_for(tmp_path: Path, monkeypa
         assert outcome_rows(directory / seed) == outcome_rows(whole / seed)
 
 
-def test_an_evaluation_that_is_not_due_is_not_owed(alone: Path, tmp_path: Path) -> None:
-    """Checkpoint 32 was written between two evaluations, as its run was stopped there."""
-    shutil.copytree(alone, tmp_path / "run")
-    for step in (40, 45):
-        shutil.rmtree(tmp_path / "run" / "checkpoints" / f"{step:010d}")
-    resume(tmp_path / "run")
-    assert outcome(tmp_path / "run") == outcome(alone)
-
-
-@pytest.mark.slow
-def test_a_block_that_does_not_end_is_given_up(tmp_path: Path) -> None:
-    argv = f"--algo helpers.tiny:TinyQ {TINY} --updates_per_step 3000000 --runs {tmp_path}".split()
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "JAX_PLATFORMS": "cpu"}
-    process = subprocess.Popen(
-        [sys.executable, "-u", "-m", "jaxrl.train", *argv], cwd=tmp_path, env=environment,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    next(line for line in process.stdout if line.startswith("run directory: "))
-    time.sleep(2.0)
-    began = time.monotonic()
-    process.send_signal(signal.SIGTERM)
-    said, _ = process.communicate(timeout=60)
-    assert process.returncode == 0 and time.monotonic() - began < 15
-    assert "took longer than 10 s and are lost; continue from iteration 0 with --resume" in " ".join(said.split())
-
-
 def test_a_signal_that_the_process_was_started_to_ignore_is_answered() -> None:
     """As SIGINT is in a process that a script starts with `&`; afterwards it is ignored again."""
     previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -493,24 +481,17 @@ def test_a_signal_does_not_wait_for_the_compiler() -> None:
     assert program.ready
 
 
-def test_a_run_that_was_killed_before_its_first_checkpoint(alone: Path, tmp_path: Path) -> None:
-    shutil.copytree(alone, tmp_path / "run")
-    shutil.rmtree(tmp_path / "run" / "checkpoints")
-    resume(tmp_path / "run")
-    assert outcome(tmp_path / "run") == outcome(alone)
-    assert (tmp_path / "run" / LOST).read_text() == (alone / METRICS).read_text()  # nothing is lost
-
-
-def test_a_run_with_only_its_best_checkpoint_left(alone: Path, tmp_path: Path) -> None:
-    shutil.copytree(alone, tmp_path / "run")
-    checkpoints = tmp_path / "run" / "checkpoints"
-    best = Checkpoints(checkpoints).best_step()
-    for folder in checkpoints.glob("0*"):
-        if int(folder.name) != best:
-            shutil.rmtree(folder)
-    resume(tmp_path / "run")
-    assert Checkpoints(checkpoints).best_step() == best
-    assert outcome(tmp_path / "run") == outcome(alone)
+@pytest.mark.parametrize("kept", [(), (20,), (20, 32)])
+def test_a_run_that_was_killed(kept: tuple[int, ...], alone: Path, tmp_path: Path) -> None:
+    """Before its first checkpoint, behind its best one, and where no evaluation is due."""
+    directory = Path(shutil.copytree(alone, tmp_path / "run"))
+    for step in set(steps(alone)) - set(kept):
+        shutil.rmtree(directory / "checkpoints" / f"{step:010d}")
+    resume(directory)
+    assert outcome(directory) == outcome(alone)
+    assert best_flags(directory)[-1] == 20
+    if not kept:
+        assert (directory / LOST).read_text() == (alone / METRICS).read_text()  # nothing is lost
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -737,20 +718,3 @@ def test_pauses_do_not_slow_the_rates_down(monkeypatch: pytest.MonkeyPatch) -> N
     now[0] += 2.0
     assert pace.mark(1400, 50) == 2.0
     assert pace.rates() == {"env_steps_per_second": 100.0, "updates_per_second": 10.0}
-
-
-# The real thing
-
-
-@pytest.mark.slow
-def test_coma_on_coverage(tmp_path: Path) -> None:
-    argv = (
-        "--algo coma --q 5 --num_agents 2 --budget 2 --hidden_size 4 --num_envs 4 --devices 1 --num_epochs 1 "
-        "--minibatch_size 12 --total_episodes 48 --eval_every 0 --log_every 5"
-    )
-    whole = run(argv, tmp_path)
-    directory = run(f"{argv} --max_seconds 0.001", tmp_path)
-    assert steps(directory)[-1] < 12
-    resume(directory, "--max_seconds 0")
-    assert outcome(directory) == outcome(whole)
-    assert len(outcome(whole)[1]) == 3  # lines of 5, 10 and 12
