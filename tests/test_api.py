@@ -19,7 +19,6 @@ import numpy as np
 import optax
 import pytest
 from flax import linen as nn
-from helpers.cases import by_day
 from helpers.tiny import Corridor, PointMass, TinyQ
 
 import envs_jax
@@ -40,10 +39,8 @@ FILES = {name: text for page in PAGES for name, text in NAMED.findall(page.read_
 TINY: dict[str, Any] = {"num_envs": 8, "devices": 1, "total_env_steps": 640}
 
 
-SLOW = ("own_network.py", "seeds.py", "play.py")
-
-
-@pytest.mark.parametrize("name", by_day(FILES, {*FILES} - {*SLOW}))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FILES)
 def test_code_of_the_page(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     assert "._" not in FILES[name]
     monkeypatch.chdir(tmp_path)
@@ -96,10 +93,12 @@ def test_one_function_for_all_seeds_computes_what_runs_do(tmp_path: Path) -> Non
 
 @pytest.fixture(scope="module")
 def point() -> jaxrl.Policy:
-    """A policy of SAC on a point mass, hardly trained."""
+    """A policy of SAC on a point mass, whose weights are drawn."""
     settings = {"hidden_size": 8, "depth": 1, "batch_size": 8, "buffer_size": 256, "random_steps": 64}
     run = jaxrl.make_train("sac", PointMass, num_envs=8, total_env_steps=256, **settings)
-    return jax.jit(run)(jax.random.key(0))[0]
+    rng = np.random.default_rng(0)
+    shapes = jax.eval_shape(run, jax.random.key(0))[0]
+    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype), shapes)
 
 
 def test_a_policy_takes_arrays_with_or_without_a_batch(point: jaxrl.Policy) -> None:

@@ -24,7 +24,9 @@ from jaxrl.cli import train
 from jaxrl.cli.flags import parse
 from jaxrl.common import errors, files
 from jaxrl.common.errors import UserError
+from jaxrl.runtime import run as runs
 from jaxrl.runtime import run_directory
+from jaxrl.runtime.session import Session
 
 ROOT = Path(__file__).parents[1]
 # Words that stand for others in the tables: {here} is the working directory, {run} a run of {tiny} that has not begun.
@@ -146,7 +148,7 @@ PRESET = "train --config {file}"
 CONDITIONS = "evaluate {coverage} --conditions {file}"
 FILES = {
     "an unknown setting": (PRESET, "algo: coma\ngama: 0.9\n", "{file}: unknown setting 'gama': did you mean 'gamma'?"),
-    "a published name": (PRESET, "algo: ddpg\nc_lr: 1.0e-4\n", "c_lr of the snakes trainer is critic_lr here"),
+    "a published name": (PRESET, "algo: ddpg\nenv: snakes_3v3\nc_lr: 1\n", "of the snakes trainer is critic_lr here"),
     "the opposite": (PRESET, "algo: coma\nfix_range: true\n", "random_range = the opposite"),
     "no whole number": (PRESET, "algo: coma\nnum_envs: yes\n", "{file}: num_envs must be a whole number, not True"),
     "no truth value": (PRESET, "algo: ddpg\nmasking: 'yes'\n", "{file}: masking must be true or false, not 'yes'"),
@@ -157,7 +159,7 @@ FILES = {
     "a tag of Python": (
         PRESET, "algo: sac\nseed: !!python/object:os.system {}\n", "determine a constructor for the tag"
     ),
-    "deep nesting": (PRESET, f"algo: sac\nseed: {'[' * 3000}\n", "it is nested too deeply"),
+    "deep nesting": (PRESET, f"algo: sac\nseed: {'[' * 1000}\n", "it is nested too deeply"),
     "a sign of YAML": (PRESET, "algo: sac\nseed: @1\n", "cannot start any token in line 2, column 7"),
     "an alias": (PRESET, "a: &a [x, x]\nseed: [*a, *a]\n", "it holds an alias (*name): write the value itself"),
     "a large file": (PRESET, "#" * 2**20 + "\n", "it is larger than 1,048,576 bytes"),
@@ -197,10 +199,11 @@ class Odd(TinyQ):
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, with a run that has written nothing but its configuration."""
+    """The working directory, with a run that has written nothing but its configuration; nothing is trained."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Session, "train", lambda *_: pytest.fail("trains"))
     run = tmp_path / "run"
-    run.mkdir()
+    (run / "checkpoints").mkdir(parents=True)
     run_directory.write_config(run, parse(WORDS["tiny"].split()).config.to_yaml())
     run_directory.write_versions(run, {"environment": 1})
     return tmp_path
@@ -317,6 +320,7 @@ def test_a_disk_that_is_full_when_the_run_begins(
 ) -> None:
     full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(run_directory, "write_atomically", full)
+    monkeypatch.setattr(runs, "compile_run", Mock())
     check("train {tiny}", 1, "no run directory can be made under runs (No space left on device)", here, capsys)
 
 

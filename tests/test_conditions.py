@@ -47,15 +47,16 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     """Conditions that are the same give the same episodes; the table and the report follow from the CSV."""
     file, table, report = (tmp_path / name for name in ("conditions.yaml", "episodes.csv", "report.json"))
     file.write_text("plain: {}\nlossy: {failure_rate: 0.0}\n")
-    flags = f"--env coverage --q 3 --num_agents 2 --budget 3 --policy ig,random --episodes 30 --conditions {file}"
-    assert jaxrl.cli.evaluate.main([*flags.split(), "--csv", str(table), "--json", str(report), "--bound", "0.8"]) == 0
+    flags = "--env coverage --q 3 --num_agents 2 --budget 3 --policy lawnmower,random --episodes 30 --bound 0.8"
+    files = ["--conditions", str(file), "--csv", str(table), "--json", str(report)]
+    assert jaxrl.cli.evaluate.main([*flags.split(), *files]) == 0
     rows = list(csv.DictReader(io.StringIO(table.read_text())))
     assert len(rows) == 2 * 2 * 30
     entropy: dict[tuple[str, str], np.ndarray] = {}
     for row in rows:
         key = row["condition"], row["policy"]
         entropy[key] = np.append(entropy.get(key, ()), float(row["entropy"]))
-    np.testing.assert_array_equal(entropy["plain", "ig"], entropy["lossy", "ig"])
+    np.testing.assert_array_equal(entropy["plain", "lawnmower"], entropy["lossy", "lawnmower"])
     np.testing.assert_array_equal(entropy["plain", "random"], entropy["lossy", "random"])
     written = json.loads(report.read_text())
     for (condition, policy), values in entropy.items():

@@ -67,7 +67,7 @@ def test_numbers_equal_a_walk_by_hand():
 
 def test_all_policies_start_alike_and_differ_later():
     evaluated = load(None, "coverage", make("coverage", **SMALL).__dict__ | {})
-    names = ["random", "ig", "lawnmower"]
+    names = ["random", "lawnmower"]
     compiled = evaluated.evaluator(names, 6).curves()  # as `evaluate.fly` calls it, for two seeds
 
     def play(name: str, seed: int) -> dict:
@@ -76,9 +76,8 @@ def test_all_policies_start_alike_and_differ_later():
 
     curves = {name: play(name, 1) for name in names}
     for metric, reference in curves["random"].items():
-        for name in ("ig", "lawnmower"):
-            np.testing.assert_array_equal(curves[name][metric][0], reference[0], err_msg=f"{name} {metric}")
-    assert not np.array_equal(curves["ig"]["entropy"][-1], curves["random"]["entropy"][-1])
+        np.testing.assert_array_equal(curves["lawnmower"][metric][0], reference[0], err_msg=metric)
+    assert not np.array_equal(curves["lawnmower"]["entropy"][-1], curves["random"]["entropy"][-1])
     assert not np.array_equal(play("random", 2)["entropy"][0], curves["random"]["entropy"][0])
 
 
@@ -254,8 +253,6 @@ def test_a_run_beside_every_baseline(run, capsys):
     assert f"run {'/'.join(run.parts[-2:])}" in out and str(run.parent.parent) not in json.dumps(report["run"])
     assert "At the end, by return (the larger, the better):" in out and "learned" not in out
     assert [entry["second"] for entry in report["differences"]] == ["sampled", "random", "right"]
-    assert evaluate.main([str(run), "--episodes", "6", "--policy", "greedy,random"]) == 0
-    assert capsys.readouterr().out.count("greedy") > 1
     starts = [result["reached"]["mean"][0] for result in report["policies"].values()]
     assert len(set(starts)) == 1
 

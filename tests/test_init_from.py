@@ -29,7 +29,7 @@ COMA: dict[str, Any] = {
 }  # fmt: skip
 SAC: dict[str, Any] = {
     "algo": "sac", "env": "helpers.tiny:PointMass", "hidden_size": 8, "depth": 1, "batch_size": 8, "buffer_size": 256,
-    "num_envs": 8, "total_env_steps": 64,
+    "num_envs": 8, "total_env_steps": 64, "random_steps": 64,
 }  # fmt: skip
 DDPG: dict[str, Any] = {
     "algo": "ddpg", "env": "snakes_1v1", "hidden_size": 8, "batch_size": 8, "buffer_size": 256, "num_envs": 8,

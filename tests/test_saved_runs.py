@@ -481,7 +481,7 @@ def test_a_damaged_versions_json_is_named(before: str, after: str, run: Path) ->
     text, changes = re.subn(before, after, versions.read_text(), count=1, flags=re.DOTALL)
     assert changes == 1
     versions.write_text(text)
-    with pytest.raises(RunError, match="versions.json is damaged: remove it, or put an intact copy back"):
+    with pytest.raises(RunError, match=r"versions\.json is damaged: remove it, or put an intact copy back"):
         saved_run.read_run(run)
 
 
@@ -600,9 +600,9 @@ def test_forged_metadata_of_several_trials(sweep: Path, data: st.DataObject) -> 
         ("failed", dict.fromkeys(TRIALS, 1)),
         ("best_trials", {TRIALS[0]: []}),
         ("best_trials", {TRIALS[0]: [1.0]}),
-        ("best_trials", dict.fromkeys(TRIALS, [1.0]) | {TRIALS[0]: [1.0, 2.0]}),
-        ("best_trials", dict.fromkeys(TRIALS, ["a"])),
-        ("best_trials", dict.fromkeys([*TRIALS, "seed_7"], [1.0])),
+        ("best_trials", {trial: [1.0] for trial in TRIALS} | {TRIALS[0]: [1.0, 2.0]}),
+        ("best_trials", {trial: ["a"] for trial in TRIALS}),
+        ("best_trials", {trial: [1.0] for trial in [*TRIALS, "seed_7"]}),
         ("trial_groups", []),
         ("trial_groups", ...),
         ("metrics", [None]),

@@ -322,11 +322,9 @@ def test_a_signal_while_the_last_evaluation_is_compiled(tmp_path: Path, monkeypa
 
 
 def test_a_signal_while_the_next_phase_is_compiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The checkpoint is the one that an undisturbed run writes at the end of the phase before: its arrays, too."""
-    argv = f"--algo test_session:Study {TINY} --eval_every 0"
-    undisturbed = run(argv, tmp_path / "undisturbed")
     compile_program = session.Session._compile
 
     def stop(self: session.Session, program: Any, what: str, state: Any) -> None:
@@ -338,17 +336,17 @@ def test_a_signal_while_the_next_phase_is_compiled(
     with monkeypatch.context() as patch:
         patch.setattr(session.Session, "_compile", stop)
         patch.setattr(Program, "ready", property(lambda self: False, lambda *_: None), raising=False)
-        directory = run(argv.replace("--checkpoint_every 8", "--checkpoint_every 7"), tmp_path)
+        directory = run(STUDY.replace("--checkpoint_every 8", "--checkpoint_every 7"), tmp_path)
     assert "stopped by SIGTERM at iteration 40 " in capsys.readouterr().out
     stored = []
-    for folder in (undisturbed, directory):
+    for folder in (alone, directory):
         with Checkpoints(folder / "checkpoints") as checkpoints:
             _, phase, meta = checkpoints.restore(jax.ShapeDtypeStruct((), np.int32), 40, prefix="phase")
             _, iteration, _ = checkpoints.restore(jax.ShapeDtypeStruct((), np.uint32), 40, prefix="iteration")
         stored.append((int(phase), int(iteration), Position.from_meta(meta)))
     assert stored[1] == stored[0] and stored[0][:2] == (1, 38)
     resume(directory)
-    assert outcome(directory) == outcome(undisturbed)
+    assert outcome(directory) == outcome(alone)
 
 
 # An evaluation that was due when a signal came
