@@ -30,6 +30,7 @@ from jaxrl.algos.sac import Sac
 from jaxrl.cli import main as package
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.rl.data_parallel import DataParallel
+from jaxrl.runtime.build import build_algorithm
 from jaxrl.runtime.load import named_runs
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -394,11 +395,9 @@ def test_with_an_optimizer_that_stands_still_nothing_moves(tmp_path: Path) -> No
     assert repr(long).startswith("Result(") and "\n" not in repr(long)
 
 
-def test_coverage_needs_the_whole_time_step() -> None:
-    run = jaxrl.make_train(
-        "coma", envs_jax.make("coverage", q=2, num_agents=2, budget=2), hidden_size=4, total_episodes=1
-    )
-    policy = jax.eval_shape(run, jax.random.key(0))[0]
+def test_coverage_needs_the_whole_time_step(point: jaxrl.Policy) -> None:
+    config = api._config("coma", "coverage", None, {"q": 2, "num_agents": 2})
+    policy = dataclasses.replace(point, env=config.make_env(), algo=build_algorithm(config))
     with pytest.raises(ValueError, match="pass the whole time step"):
         policy(jnp.zeros((2, *policy.env.spec.observation.shape)))
 

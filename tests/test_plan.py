@@ -108,7 +108,7 @@ def test_a_run_that_cannot_be_smaller_is_refused() -> None:
 
 def test_every_piece_of_an_iteration_is_counted() -> None:
     """What was collected stays in memory during each stage."""
-    argv = "--algo coma --env helpers.tiny:Corridor --hidden_size 4 --num_envs 8192 --total_episodes 8192 --devices 1"
+    argv = "--algo coma --env helpers.tiny:Corridor --hidden_size 4 --num_envs 8192 --total_env_steps 81920 --devices 1"
     run = setup_of(argv)
     programs = compile_run(run, None, quiet, Position())
     (pieces,) = programs.blocks

@@ -184,7 +184,7 @@ def test_stopped_by_max_seconds(alone: Path, tmp_path: Path, capsys: pytest.Capt
     directory = run(f"{STUDY} --max_seconds 1e-9", tmp_path)  # over before the first block, which is made all the same
     assert steps(directory)[-1] == 1
     assert "stopped by max_seconds" in capsys.readouterr().out
-    resume(directory, "--max_seconds 1e-9 --block_iterations 5")
+    resume(directory, "--max_seconds 1e-9")
     assert "continue with --resume" in capsys.readouterr().out
     assert steps(directory)[-1] == 2
     resume(directory, "--max_seconds 0")
@@ -555,9 +555,7 @@ def test_a_new_run_first_compiles_what_its_first_update_needs() -> None:
 
 def test_episodes_count_their_resets_as_steps() -> None:
     """Where environments go on; where an iteration is a whole episode they do not."""
-    argv = (
-        "--algo ppo --env coverage --q 2 --num_agents 1 --budget 2 --num_envs 4 --num_minibatches 1 --total_episodes 8"
-    )
+    argv = "--algo ppo --env helpers.tiny:PointMass --num_envs 4 --num_minibatches 1 --total_episodes 8"
     whole, parts = (build_run(parse([*f"{argv} --rollout_steps {n}".split()]).config) for n in (0, 4))
     assert whole.config.run.total_env_steps == 8 * whole.env.spec.horizon
     assert parts.config.run.total_env_steps == 8 * (parts.env.spec.horizon + 1)
