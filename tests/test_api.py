@@ -175,16 +175,6 @@ def test_a_policy_refuses_the_carry_of_something_else(point: jaxrl.Policy) -> No
         point(observation, carry=carry)
 
 
-@pytest.mark.parametrize("wrong", ["no", 1, None])
-def test_switches_are_true_or_false(point: jaxrl.Policy, wrong: Any, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="greedy must be true or false"):
-        jaxrl.evaluate(point, greedy=wrong)
-    with pytest.raises(UserError, match="best must be true or false"):
-        jaxrl.load(tmp_path, best=wrong)
-    with pytest.raises(UserError, match="progress must be true or false"):
-        jaxrl.train(TinyQ, Corridor, progress=wrong)
-
-
 def test_a_batch_without_rows(point: jaxrl.Policy) -> None:
     actions, carry = point(jnp.zeros((0, 1, *point.env.spec.observation.shape)))
     assert actions.shape == (0, 1, *point.env.spec.action.shape) and actions.dtype == jnp.float32 and carry == ()
@@ -260,6 +250,9 @@ REFUSED: dict[str, Callable[[jaxrl.Policy], Any]] = {
     "object of gym: register its class with Gymnasium": lambda _: jaxrl.train("sac", other_object("Env", "gym.core")),
     "the arguments: num_envs must be a whole number, not": lambda _: jaxrl.train("sac", "reach", num_envs="many"),
     "name the run's directory": lambda _: jaxrl.load(3),
+    "greedy must be true or false": lambda point: jaxrl.evaluate(point, greedy="no"),
+    "best must be true or false": lambda _: jaxrl.load("runs", best=1),
+    "progress must be true or false": lambda _: jaxrl.train(TinyQ, Corridor, progress=None),
 }
 
 

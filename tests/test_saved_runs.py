@@ -561,6 +561,7 @@ def seal(folder: Path, contents: Any) -> None:
 def victim(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = Path(shutil.copytree(finished, tmp_path_factory.mktemp("victim") / "run"))
     shutil.rmtree(run / "checkpoints" / "0000000001")
+    look_at_resume_point(run)  # what nobody forged is accepted
     return run
 
 
