@@ -16,6 +16,7 @@ from jaxrl.common.errors import UsageError, UserError
 from jaxrl.integrations import published
 from jaxrl.runtime.build import build_run
 from jaxrl.runtime.checkpoint import committed_steps
+from jaxrl.runtime.load import load_weights
 from jaxrl.runtime.presets import presets
 
 ROOT = Path(__file__).parents[1]
@@ -270,21 +271,19 @@ def test_checkpoints_are_loaded_by_number_and_by_folder(run: Path) -> None:
         jaxrl.load(run, checkpoint=5)
 
 
-@pytest.mark.slow
-def test_a_run_begins_from_a_checkpoint(run: Path, tmp_path: Path) -> None:
-    """Which collects one iteration, and learns nothing."""
-    words = f"{SAVES} --total_env_steps 32 --runs {tmp_path} --init_from {run} --checkpoint 4"
-    assert train.main(words.split()) == 0
-    child = jaxrl.load(tmp_path / "latest")
-    assert digest(child) == digest(jaxrl.load(run, checkpoint=4)) > 0
-    assert child.config.run.init_from == str(run / "checkpoints" / f"{4:010d}")
+def test_a_run_begins_from_a_checkpoint(run: Path) -> None:
+    words = f"{SAVES} --total_env_steps 32 --init_from {run} --checkpoint 4"
+    begun = build_run(flags.parse(words.split()).config)
+    folder = begun.config.run.init_from
+    assert folder == str(run / "checkpoints" / f"{4:010d}")
+    np.testing.assert_array_equal(load_weights(folder, begun), jaxrl.load(run, checkpoint=4).params)
 
 
 @pytest.mark.slow
-def test_commands_take_a_checkpoint(run: Path, tmp_path: Path, capsys: Any) -> None:
+def test_commands_take_a_checkpoint(run: Path, tmp_path: Path) -> None:
     folder = run / "checkpoints" / f"{2:010d}"
     assert export.main([str(folder), "--format", "run", "--out", str(tmp_path / "small")]) == 0
-    assert "checkpoint 2," in capsys.readouterr().out
+    assert jaxrl.load(tmp_path / "small").step == 2
     words = [str(run), "--checkpoint", "4", "--episodes", "8", "--policy", "learned"]
     assert evaluate.main([*words, "--json", str(tmp_path / "e.json")]) == 0
     assert yaml.safe_load((tmp_path / "e.json").read_text())["checkpoint"] == 4
