@@ -418,7 +418,7 @@ def test_folders_of_trials_are_compared_with_their_run(
         saved_run.read_run(trial)
 
 
-def test_small_runs_are_compared_too(run: Path, capsys: Any) -> None:
+def test_small_runs_are_compared_too(run: Path) -> None:
     small = run.parent / "small"
     assert export.main([str(run), "--format", "run", "--out", str(small)]) == 0
     config = small / "config.yaml"

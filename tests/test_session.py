@@ -209,7 +209,7 @@ def test_stopped_by_a_signal(
 
 
 @pytest.mark.slow
-def test_killed_and_damaged(tmp_path: Path) -> None:
+def test_killed_and_damaged() -> None:
     """Three kills at random moments and a flipped byte, each in processes of their own."""
     more = "--total_env_steps 28800 --checkpoint_every 40 --eval_every 3200 --block_iterations 8"
     flags = f"{STUDY} {more}".split()
@@ -584,7 +584,7 @@ def test_what_is_trained_is_kept_when_a_later_program_does_not_fit(
 # Weights and policies of other runs
 
 
-def test_init_from(alone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_from(alone: Path, tmp_path: Path) -> None:
     (tmp_path / "latest").write_text(f"{alone}\n")  # what config.yaml must not repeat: it changes with every run
     argv = f"{STUDY} --seed 5 --init_from {tmp_path / 'latest'}".split()
     init_run = build_run(parse(argv).config)
