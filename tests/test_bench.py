@@ -14,7 +14,8 @@ from helpers.tiny import Corridor
 
 from bench import baselines, env_throughput, train_throughput
 from bench.baselines import coverage
-from bench.harness import measure, rollout_timing, threads
+from bench.harness import measure, rates, rollout_timing, threads
+from bench.harness.timing import Timing
 from envs_jax.base import make, registered
 from envs_jax.batch import batched
 from jaxrl.cli import flags as command_line
@@ -23,6 +24,7 @@ from jaxrl.common.errors import UserError
 pytestmark = pytest.mark.bench  # of benchmarks, not of the product
 
 ENV, ALGO = "helpers.tiny:Corridor", "helpers.tiny:TinyQ"
+SECOND = Timing((1.0,))
 
 
 def silent(sentence):
@@ -44,6 +46,33 @@ def test_baselines_run_with_the_threads_that_are_best_for_them(seconds, best):
     assert threads.choose_threads(sample, calls.append, (1, 2)) == best
     assert calls[-1] == best and sorted(set(samples)) == [1, 2]
     assert str(best) in threads.note(best, (1, 2), "BLAS")
+
+
+# Rates of a machine
+
+
+def test_rates_are_work_over_time(monkeypatch):
+    seconds = {"copy": 0.5, "fresh": 1.0, "float32": 2.0, "bfloat16": 4.0}
+    monkeypatch.setattr(rates, "measure_interleaved", lambda *_: {name: Timing((s,)) for name, s in seconds.items()})
+    measured = rates.measure(quick=True)
+    assert measured.copy == 2 * 4 * 2**18 / 0.5 and measured.fresh == measured.copy / 2
+    assert measured.matmul == {"float32": 2 * 64**3 / 2, "bfloat16": 2 * 64**3 / 4}
+
+
+def test_float32_products_are_not_tf32(monkeypatch):
+    """On GPUs, which round to ten bits by default; that rate has a name of its own."""
+    products = {}
+
+    def keep(name, body, carry, min_seconds):
+        products[name] = str(jax.make_jaxpr(body)(carry))
+
+    monkeypatch.setattr(rates, "repeat", keep)
+    monkeypatch.setattr(rates, "measure_interleaved", lambda *_: dict.fromkeys([*products, "copy", "fresh"], SECOND))
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert set(rates.measure(quick=True).matmul) == {"float32", "tf32", "bfloat16"}
+    assert "HIGHEST" in products["float32"]
+    assert "HIGHEST" not in products["tf32"] + products["bfloat16"]
+    assert "f32" in products["tf32"] and "bf16" not in products["tf32"]
 
 
 # Environments

@@ -153,32 +153,23 @@ def test_lines_around_tables_that_are_wrong(page, sentence):
         fill_page("page.md", page, make_tables())
 
 
-def test_update(tmp_path):
-    """A figure that was edited by hand is found and, without `check`, replaced; nothing else changes."""
+def test_a_figure_that_was_edited_by_hand_is_found_and_replaced(tmp_path, monkeypatch, capsys):
+    """On any page; nothing else changes."""
     page = tmp_path / "docs" / "below" / "page.md"
     page.parent.mkdir(parents=True)
     page.write_text(PAGE.format("| 2 |"))
-    assert update(tmp_path, make_tables(), check=True) == ["part.one"]
+    monkeypatch.setattr("bench.tables.__main__.ROOT", tmp_path)
+    monkeypatch.setattr("bench.tables.__main__.tables", lambda folder: make_tables())
+    assert main(["--check"]) == 1
+    assert capsys.readouterr().err == "error: not up to date: part.one; run python -m bench.tables\n"
     assert page.read_text() == PAGE.format("| 2 |")
-    assert update(tmp_path, make_tables(), check=False) == ["part.one"]
+    assert main([]) == 0 and main(["--check"]) == 0
     assert page.read_text() == PAGE.format("| 1 |")
-    assert update(tmp_path, make_tables(), check=True) == []
     (tmp_path / "README.md").write_text(PAGE.format("| 1 |"))
     with pytest.raises(UserError, match=r"part\.one is in 2 places"):
         update(tmp_path, make_tables(), check=False)
     with pytest.raises(UserError, match=r"part\.none is in 0 places: put its two lines into one page"):
         update(tmp_path / "docs", {"part.none": str}, check=False)
-
-
-def test_a_stale_table_ends_the_check(tmp_path, monkeypatch, capsys):
-    (tmp_path / "README.md").write_text(PAGE.format("| 2 |"))
-    monkeypatch.setattr("bench.tables.__main__.ROOT", tmp_path)
-    monkeypatch.setattr("bench.tables.__main__.tables", lambda folder: make_tables())
-    assert main(["--check"]) == 1
-    assert capsys.readouterr().err == "error: not up to date: part.one; run python -m bench.tables\n"
-    assert main([]) == 0
-    assert capsys.readouterr().out == "wrote part.one\n"
-    assert main(["--check"]) == 0
 
 
 def test_a_template_that_is_no_template(tmp_path):

@@ -78,12 +78,11 @@ ELSEWHERE = {
 }
 
 # Commands and blocks of Python, by page and first words, and why they do not run, or not always: "package NAME" runs
-# where it is installed, "slow" with the slow tests.
+# where it is installed, "slow" with the slow tests, as all commands do.
 EXCEPT = {
     ("README.md", "git clone"): "network",
     ("README.md", "make "): "network: makes a virtual environment",
     ("README.md", "pip install"): "network",
-    ("README.md", "python -m jaxrl.train --algo coma --num_envs 4096"): "slow",
     ("README.md", "source .venv"): "shell: of the virtual environment",
     ("CONTRIBUTING.md", "make "): "network: makes a virtual environment, in which it runs the tests",
     ("docs/gpu.md", "python -m bench.gpu"): "GPU; tests/test_bench_gpu.py runs its parts on a CPU",
@@ -97,24 +96,13 @@ EXCEPT = {
     ("docs/other_libraries.md", "python -m jaxrl.evaluate"): "package gymnasium",
     ("docs/export.md", "python -m jaxrl.export"): "package flatbuffers",
     ("docs/several_hosts.md", "python -m jaxrl.train"): "several hosts: tests/test_hosts.py",
-    ("docs/commands.md", "python -m jaxrl.train --config sac"): "slow",
-    ("docs/commands.md", "python -m jaxrl.train --algo coma --num_envs 4096"): "slow",
-    ("docs/commands.md", "python -m jaxrl.evaluate runs/ddpg"): "slow",
-    ("docs/commands.md", "python -m jaxrl.train --config coma_quick --init_from"): "slow",
-    ("docs/commands.md", "python -m jaxrl.export"): "slow",
-    ("docs/quickstart.md", "python -m jaxrl"): "slow",
     ("README.md", "import jaxrl, numpy"): "slow",
-    ("docs/algorithms/collective.md", "python -m jaxrl"): "slow",
-    ("docs/environments/reach.md", "python -m jaxrl"): "slow",
-    ("docs/environments/snakes.md", "python -m jaxrl"): "slow",
     ("docs/gpu.md", "import jax, jaxrl"): "slow",
-    ("docs/environments/coverage.md", "python -m jaxrl"): "slow",
     ("docs/environments/coverage.md", "import envs_jax"): "slow",
     ("docs/environments/snakes.md", "# outside.py"): "slow",
     ("docs/own/gymnasium.md", "pip install"): "network",
     ("docs/own/gymnasium.md", "python -m jaxrl.train"): "package gymnasium",
     ("docs/own/gymnasium.md", "# thermostat.py"): "package gymnasium",
-    ("docs/watching.md", "python -m jaxrl"): "slow",
 }
 
 

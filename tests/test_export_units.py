@@ -1,17 +1,15 @@
 """Exported actions are those that the environment's own package gets from training and evaluation."""
 
 import json
-import types
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import jax
-import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.cases import by_day
+from helpers.exported import OPENERS
 
 from envs_jax.base import make
 from envs_jax.batch import batched
@@ -111,36 +109,17 @@ def gymnasium_policy(name: str, *arguments: Any) -> Policy:
     return make_policy(make(f"gymnasium:{full_name}"), *arguments)
 
 
-def run_numpy(policy: Policy, folder: Path, arrays: dict[str, Any]) -> list[np.ndarray]:
-    export(policy, "numpy", folder)
-    module = types.ModuleType("exported")
-    module.__file__ = str(folder / "agent.py")
-    exec(compile((folder / "agent.py").read_text(), module.__file__, "exec"), vars(module))
-    actions = module.act(**arrays)
-    one = module.act(**{key: x[1] for key, x in arrays.items()})
-    for action, single in zip(*(x if isinstance(x, list) else [x] for x in (actions, one)), strict=True):
-        np.testing.assert_allclose(action[1], single, atol=1e-5)
-    return actions if isinstance(actions, list) else [actions]
+def run(form: str, policy: Policy, folder: Path, arrays: dict[str, Any]) -> list[np.ndarray]:
+    """Actions of a policy that is exported to a folder; NumPy's are also taken without a batch axis."""
+    export(policy, form, folder)
+    act = OPENERS[form](folder)
+    actions, _ = act(arrays)
+    if form == "numpy":
+        for action, one in zip(actions, act({key: x[1] for key, x in arrays.items()})[0], strict=True):
+            np.testing.assert_allclose(action[1], one, atol=1e-5)
+    return actions
 
 
-def run_stablehlo(policy: Policy, folder: Path, arrays: dict[str, Any]) -> list[np.ndarray]:
-    export(policy, "stablehlo", folder)
-    exported = jax.export.deserialize(bytearray((folder / "policy.stablehlo").read_bytes()))
-    names = [row["name"] for row in json.loads((folder / "policy.json").read_text())["inputs"]]
-    return [np.asarray(x) for x in jax.tree.leaves(exported.call(*(arrays[name] for name in names)))]
-
-
-def run_onnx(policy: Policy, folder: Path, arrays: dict[str, Any]) -> list[np.ndarray]:
-    import onnxruntime
-
-    export(policy, "onnx", folder)
-    session = onnxruntime.InferenceSession(str(folder / "policy.onnx"), providers=["CPUExecutionProvider"])
-    return list(session.run(None, {x.name: arrays[x.name] for x in session.get_inputs()}))
-
-
-RUNNERS: dict[str, Callable[..., list[np.ndarray]]] = {
-    "numpy": run_numpy, "stablehlo": run_stablehlo, "onnx": run_onnx,
-}  # fmt: skip
 LATER = {"equal", "table", "integers", "one", "float64"}
 
 
@@ -152,8 +131,8 @@ def test_actions_are_those_that_the_package_got(name: str, tmp_path: Path) -> No
     observation = np.stack([shown for shown, _ in Recorder.rows])[:, None]
     expected = np.stack([action for _, action in Recorder.rows])
     assert len(expected) == ROWS * LIMIT and len(np.unique(expected, axis=0)) > 1
-    for form, run in RUNNERS.items():
-        (action,) = run(policy, tmp_path / form, {"observation": observation})
+    for form in OPENERS:
+        (action,) = run(form, policy, tmp_path / form, {"observation": observation})
         assert action.shape == (len(expected), 1, *SPACES[name].shape)
         np.testing.assert_allclose(action[:, 0], expected, rtol=1e-5, atol=1e-5)
     chosen = policy.env.to_package_action(policy(observation)[0])
@@ -174,7 +153,7 @@ def test_other_algorithms(algo: Any, tmp_path: Path) -> None:
     Recorder.rows.clear()
     play(policy)
     observation = np.stack([shown for shown, _ in Recorder.rows])[:, None]
-    (action,) = run_numpy(policy, tmp_path, {"observation": observation})
+    (action,) = run("numpy", policy, tmp_path, {"observation": observation})
     np.testing.assert_allclose(action[:, 0], [action for _, action in Recorder.rows], rtol=1e-4, atol=1e-4)
     assert np.abs(action[..., 1]).max() > 20
 
@@ -201,8 +180,8 @@ def test_a_team_whose_actions_have_different_shapes(tmp_path: Path, monkeypatch:
     mask = np.ones((len(rows), 3, 4), bool)
     mask[:, 1, 1], mask[:, 1, 3] = times % 2 == 0, False
     names = ("hunter_0", "prey_0", "hunter_1")
-    for form, run in RUNNERS.items():
-        actions = run(policy, tmp_path / form, {"observation": observation, "action_mask": mask})
+    for form in OPENERS:
+        actions = run(form, policy, tmp_path / form, {"observation": observation, "action_mask": mask})
         for name, action in zip(names, actions, strict=True):
             np.testing.assert_array_equal(action, [row[name] for _, row in rows])
     manifest = json.loads((tmp_path / "onnx" / "policy.json").read_text())

@@ -10,6 +10,7 @@ import pytest
 from helpers.outward import needs_gymnasium, needs_pettingzoo
 from helpers.tiny import Corridor
 
+import envs_jax
 from envs_jax import make
 from envs_jax.adapters import outward
 from envs_jax.adapters.gymnasium import GymnasiumEnv, GymnasiumVectorEnv
@@ -55,7 +56,9 @@ BLOCKS = dict(re.findall(r"^```python\n# (\w+)\.py\n(.*?)^```$", PAGE.read_text(
     ],
 )
 @pytest.mark.filterwarnings("ignore")  # of other packages
-def test_the_code_of_the_page_runs(name: str) -> None:
+def test_the_code_of_the_page_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name == "scan":  # in the smallest environment: compiling the arm takes seconds
+        monkeypatch.setattr(envs_jax, "make", lambda _: Corridor())
     run = {"__name__": "__main__"}
     exec(compile(BLOCKS[name], f"{name}.py", "exec"), run)
     if name == "vector":

@@ -29,19 +29,17 @@ def coverage() -> PolicySet:
 
 @pytest.fixture(scope="module")
 def episode(coverage) -> viewing.Record:
-    """Episode 4 of "ig", with invented mean curves of two policies."""
+    """Episode 4 of "random", with invented mean curves of two policies."""
     names = ("entropy", "f1", "return")
     references = {policy: {name: np.full((4, 2), level) for name in names}
                   for policy, level in (("random", 0.9), ("ig", 0.5))}  # fmt: skip
-    return records.record(coverage, "ig", 4, 7, references)
+    return records.record(coverage, "random", 4, 7, references)
 
 
 def test_the_episode_is_the_evaluated_one(coverage, episode):
-    """(Information gain decides by real numbers, which the tests' quick compiler rounds by the size of the batch.)"""
     ((_, curves),) = reports.rollout(coverage, ["random"], 6, seed=7)
-    drawn = records.record(coverage, "random", 4, 7, {})
     for name, curve in curves.items():
-        np.testing.assert_array_equal(drawn.curves[name], curve[:, 4], err_msg=name)
+        np.testing.assert_array_equal(episode.curves[name], curve[:, 4], err_msg=name)
     assert episode.steps == 3 and episode.actions.shape == (3, 2)
     assert episode.states.maps.beliefs.shape == (4, 3, 17, 17)
     np.testing.assert_allclose(episode.rewards.cumsum(), episode.curves["return"], rtol=1e-5)
@@ -69,12 +67,6 @@ def test_page_needs_nothing_but_itself(coverage, episode):
     assert data["steps"] == 3 and data["step_labels"][3] == "4 measurements"
     np.testing.assert_allclose(data["curves"]["entropy"], episode.curves["entropy"], rtol=1e-5)
     assert {"random (mean)", "ig (mean)"} <= {shape[3] for shape in data["charts"]["entropy"] if shape[0] == "text"}
-
-
-def test_titles_cannot_break_the_page(coverage, episode):
-    record = dataclasses.replace(episode, title="<script>alert(1)</script> @SCENE@", policy="</script>")
-    page = coverage.env.env.viewer().html(record)
-    assert page.count("<script>") == page.count("</script>") == 1
 
 
 def test_frames_and_picture(coverage, episode):

@@ -124,11 +124,6 @@ def test_lost_messages_are_those_of_the_environment():
     assert lost > 0
 
 
-def test_no_uav_has_the_colour_of_the_border():
-    uavs = [[int(colour[k : k + 2], 16) for k in (1, 3, 5)] for colour in viewer.AGENTS]
-    assert len(set(viewer.AGENTS)) == 12 and all(max(colour) > 80 for colour in uavs)
-
-
 def test_failed_uavs_are_marked_where_they_failed():
     record = play("coverage", "random", 3, q=2, budget=5, num_agents=4, loss_rate=0.3)
     present = np.asarray(record.states.team.present)
