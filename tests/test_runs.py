@@ -188,7 +188,7 @@ def test_the_page_shows_all_metrics_of_each_environment_the_score_first(page_tex
     page = Page(page_text)
     metrics = ["distance (selection episodes)", "distance (training episodes)", "actor loss (learning)"]
     environments = ("helpers.tiny:PointMass", "reach")
-    assert list(page.pictures) == [f"{metric}, {env}" for env in environments for metric in metrics]
+    assert list(page.pictures) == [f"{metric}, {env}" for metric in metrics for env in environments]
     names = ("ddpg_point/0003 and 2 more, mean of 3 seeds", "ddpg_reach/0001")
     for title, picture in page.pictures.items():
         assert "environment steps" in picture and "minutes of training" in picture
@@ -360,8 +360,6 @@ DAMAGED = [
     ("config.yaml", f"{POINT}goals: {{a: 1}}\n", "goals must be a "),
     ("versions.json", "{", r"versions\.json is damaged: remove it"),
     ("versions.json", "[" * 100_000, r"versions\.json is damaged: remove it"),
-    ("versions.json", '{"environment": 1, "scoring": []}', "the entry 'scoring' of .* is damaged: remove it"),
-    ("versions.json", '{"scoring": {"labels": "many"}}', "the entry 'scoring' of .* is damaged: remove it"),
 ]
 
 
@@ -377,6 +375,12 @@ def test_a_damaged_file_is_told_and_its_run_left_out(
     captured = capsys.readouterr()
     assert len(json.loads(captured.out)["runs"]) == 5
     assert captured.err.count("\n") == 1 and re.match(f"warning: .*{sentence}", captured.err)
+
+
+@pytest.mark.parametrize("scoring", [[], {"labels": "many"}])
+def test_a_damaged_scoring(folder: Path, scoring: Any, capsys: Any) -> None:
+    run = make_run(folder / "ddpg_point/0002", rows_of(SCORES[2]), scoring=scoring)
+    assert re.search("the entry 'scoring' of .* is damaged: remove it", check_refusal(capsys, run))
 
 
 def test_a_run_without_a_scoring_shows_its_return(folder: Path, capsys: Any) -> None:
@@ -399,14 +403,18 @@ def test_a_damaged_checkpoint_is_that_of_a_stopped_run(folder: Path, meta: str, 
 
 def test_a_real_run_in_its_folder(tmp_path: Path, capsys: Any) -> None:
     flags = "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --num_envs 8 --total_env_steps 640 --eval_every 320"
-    run = train(f"{flags} --eval_episodes 8 --num_seeds 2", tmp_path / "runs")
+    run = train(f"{flags} --eval_episodes 8", tmp_path / "runs")
     capsys.readouterr()
     (summary,) = list_runs(tmp_path / "runs", "--json", capsys=capsys)["runs"]
-    assert summary["state"] == "finished" and summary["env_steps"] == 640 and summary["seeds"] == [0, 1]
+    assert summary["state"] == "finished" and summary["env_steps"] == 640 and summary["seeds"] == [0]
     assert 0 < summary["minutes"] < 5 and summary["score"]["of"] == "selection episodes"
-    (one,) = list_runs(run / "seed_1", "--json", capsys=capsys)["runs"]
-    assert one["state"] == "finished" and one["name"] == "0001/seed_1" and one["seeds"] == [1]
     assert "env steps per second (speed)" in page_of(run, out=tmp_path / "runs.html").pictures
+
+
+def test_one_seed_of_several_is_a_run(folder: Path, capsys: Any) -> None:
+    run = make_run(folder / "ddpg_point/0005/seed_2", rows_of(SCORES[2]), seed=2, gamma=0.25)
+    (one,) = list_runs(run, "--json", capsys=capsys)["runs"]
+    assert one["name"] == "0005/seed_2" and one["seeds"] == [2] and one["score"]["mean"] == 0.4
 
 
 def test_runs_are_listed_where_the_package_of_their_environment_is_absent(tmp_path: Path, capsys: Any) -> None:
