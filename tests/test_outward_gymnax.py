@@ -66,9 +66,9 @@ def test_gymnax_style_names_and_spaces() -> None:
     action, observation = env.action_space(params), env.observation_space(params)
     assert (action.n, action.shape) == (4, ()) and observation.dtype == jnp.int8
     keys = jax.random.split(jax.random.key(0), 200)
-    assert set(np.asarray(jax.vmap(action.sample)(keys)).tolist()) == {0, 1, 2, 3}
-    sampled = jax.vmap(observation.sample)(keys)
-    assert jax.vmap(observation.contains)(sampled).all() and set(np.unique(sampled).tolist()) == {0, 1, 2, 3}
+    assert set(np.asarray(jax.jit(jax.vmap(action.sample))(keys)).tolist()) == {0, 1, 2, 3}
+    sampled = jax.jit(jax.vmap(observation.sample))(keys)
+    assert jax.jit(jax.vmap(observation.contains))(sampled).all() and set(np.unique(sampled).tolist()) == {0, 1, 2, 3}
     assert not action.contains(4) and not action.contains(-1) and not observation.contains(jnp.int8(4))
     first, state = jax.eval_shape(env.reset, keys[0], params)
     observed, after, reward, terminated, truncated, _ = jax.eval_shape(env.step, keys[1], state, 0)
