@@ -7,7 +7,6 @@ import copy
 import dataclasses
 import importlib
 import itertools
-import json
 import pickle
 import re
 import sys
@@ -92,17 +91,6 @@ def test_gymnax_steps_as_gymnax_does(name, action):
     assert ends(rows) == (False, True)
 
 
-@pytest.mark.needs("gymnax")
-def test_gymnax_tells_ends_apart():
-    """A pole that falls terminates, also in the very step of the limit; one that is up is truncated."""
-    rows = episode(make("gymnax:CartPole-v1"), [1] * 20)
-    fallen = next(t for t, row in enumerate(rows) if row.done)
-    assert ends(rows[: fallen + 1]) == (True, False)
-    push = [1] * fallen
-    assert ends(episode(make("gymnax:CartPole-v1", horizon=fallen), push)) == (True, False)
-    assert ends(episode(make("gymnax:CartPole-v1", horizon=fallen - 1), push[1:])) == (False, True)
-
-
 # jumanji
 
 
@@ -112,6 +100,7 @@ def test_jumanji_steps_as_jumanji_does():
     rows = episode(make("jumanji:Snake-v1", observe="grid"), [1, 1, 2, 2, 3], seed=2)
     with quiet():
         theirs = jumanji.make("Snake-v1")
+        assert make("jumanji:Snake-v1").spec.horizon == theirs.time_limit == 4000
         state, timestep = jax.jit(theirs.reset)(keys_of(2)[0])
         step = jax.jit(theirs.step)
         for row, action in zip(rows, [1, 1, 2, 2, 3, 0], strict=True):
@@ -122,17 +111,6 @@ def test_jumanji_steps_as_jumanji_does():
                 np.testing.assert_array_equal(row.reward, [timestep.reward])
                 assert row.terminated == (timestep.last() and timestep.discount == 0)
             state, timestep = step(state, jnp.int32(action))
-
-
-@pytest.mark.needs("jumanji")
-def test_jumanji_tells_ends_apart():
-    """A snake that leaves the board terminates, one that is cut by the horizon is truncated."""
-    rows = episode(make("jumanji:Snake-v1"), [0] * 14)
-    left = next(t for t, row in enumerate(rows) if row.done)
-    assert ends(rows[: left + 1]) == (True, False)
-    assert ends(episode(make("jumanji:Snake-v1", horizon=left), [0] * left)) == (True, False)
-    assert ends(episode(make("jumanji:Snake-v1", horizon=left - 1), [0] * (left - 1))) == (False, True)
-    assert make("jumanji:Snake-v1").spec.horizon == 4000
 
 
 # brax and MuJoCo Playground
@@ -153,18 +131,13 @@ def compare_brax(env, theirs, action, steps):
 
 
 @pytest.mark.needs("brax")
-def test_brax_steps_as_brax_does_and_tells_ends_apart():
-    """A pendulum that falls terminates, one that is cut by the horizon is truncated."""
+def test_brax_steps_as_brax_does():
     brax = load("brax")
     env = make("brax:inverted_pendulum", backend="spring")
     assert env.spec.horizon == 1000 and env.spec.observation.shape == (4,)
     with quiet():
         theirs = brax.get_environment("inverted_pendulum", backend="spring")
-    rows = compare_brax(env, theirs, [1.0], 12)
-    fallen = next(t for t, row in enumerate(rows) if row.done)
-    assert ends(rows[: fallen + 1]) == (True, False)
-    short = make("brax:inverted_pendulum", backend="spring", horizon=fallen - 1)
-    assert ends(episode(short, [[1.0]] * (fallen - 1))) == (False, True)
+    compare_brax(env, theirs, [1.0], 12)
 
 
 @pytest.mark.needs("mujoco_playground")
@@ -279,6 +252,23 @@ def test_jaxmarl_tells_ends_apart():
     assert ends(episode(env, [[idle] * 3] * 3)) == (False, True)
     assert ends(episode(env, [[tell] * 3])) == (True, False)
     assert ends(episode(env, [[idle] * 3] * 2 + [[tell] * 3])) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "action"),
+    [
+        with_package("gymnax:CartPole-v1", {}, 1),
+        with_package("jumanji:Snake-v1", {}, 0),
+        with_package("brax:inverted_pendulum", {"backend": "spring"}, [1.0]),
+    ],
+)
+def test_ends_are_told_apart(name, settings, action):
+    """A fall or a collision terminates, also in the very step of the limit; what still goes on there is truncated."""
+    rows = episode(make(name, **settings), [action] * 20)
+    end = next(t for t, row in enumerate(rows) if row.done)
+    assert ends(rows[: end + 1]) == (True, False)
+    assert ends(episode(make(name, **settings, horizon=end), [action] * end)) == (True, False)
+    assert ends(episode(make(name, **settings, horizon=end - 1), [action] * (end - 1))) == (False, True)
 
 
 # The contract
@@ -761,19 +751,6 @@ def test_types_are_told_by_spaces_and_names(monkeypatch, team, agent_types, metr
 def test_refused_teams_of_several_types(monkeypatch, team, sentence):
     with pytest.raises(ValueError, match=sentence):
         hunt(monkeypatch, team)
-
-
-@pytest.mark.slow
-def test_a_team_of_several_types_trains(tmp_path, monkeypatch):
-    """Each type has parameters of its own, and the run says what each earns."""
-    monkeypatch.chdir(tmp_path)
-    env = hunt(monkeypatch, {"wolf_0": (3, 2), "wolf_1": (3, 2), "hare_0": (1, 3)})
-    flags = "--share_parameters false --rollout_steps 8 --num_minibatches 2 --total_env_steps 256 --eval_every 128"
-    assert train.main(f"--algo ppo --env {env.spec.name} {flags} {TINY} --eval_episodes 4".split()) == 0
-    run = tmp_path / (tmp_path / "runs" / "latest").read_text().strip()
-    row = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
-    assert 0 <= row["eval/return_wolf"] <= 3 * 3 and 0 <= row["eval/return_hare"] <= 3 * 2
-    assert row["eval/return"] == pytest.approx((2 * row["eval/return_wolf"] + row["eval/return_hare"]) / 3)
 
 
 # Training

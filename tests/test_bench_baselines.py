@@ -1,4 +1,4 @@
-"""The entries of reach and snakes in the benchmarks: one arm in NumPy and in Meta-World, and NumPy games."""
+"""What environments are compared with in benchmarks: an arm in NumPy and in Meta-World, NumPy games and missions."""
 
 import dataclasses
 import sys
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bench import baselines
-from bench.baselines import reach, snakes
+from bench.baselines import coverage, reach, snakes
 from envs_jax.base import make
 from envs_jax.reach import goals
 from envs_jax.snakes.types import PUBLISHED
@@ -98,9 +98,24 @@ def test_a_scripted_policy_wins_against_random_opponents() -> None:
     assert (ends[:, 1] > ends[:, 2]).all()
 
 
+# Missions of coverage
+
+
+def test_a_mission_lasts_its_budget() -> None:
+    baseline = coverage.ENTRY.baseline(settings("coverage", q=3, budget=2), "random", 0)
+    baseline.reset()
+    ends = []
+    for _ in range(3):
+        action = baseline.act()
+        baseline.observe(action)
+        ends.append(baseline.step(action))
+    assert ends == [False, False, True] and 0 < baseline.measure()["coverage"] < 1
+
+
 @pytest.mark.parametrize(
     ("baseline", "env", "changes", "policy", "sentence"),
     [
+        (coverage.ENTRY.baseline, "coverage", {}, "clever", "unknown policy"),
         (reach.OneArm, "reach", {"task": "mirrored"}, "scripted", "task reach"),
         (reach.OneArm, "reach", {"partially_observable": True}, "scripted", "observable False"),
         (reach.OneArm, "reach", {}, "randm", "did you mean 'random'"),

@@ -42,19 +42,19 @@ def bare_machine(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_packages_that_lower_jax_are_named():
-    def package(name, *requires):
-        return SimpleNamespace(name=name, version="1.0", requires=requires or None)
+def package(name, version, *requires):
+    return SimpleNamespace(name=name, version=version, requires=requires or None)
 
+
+def test_packages_that_lower_jax_are_named():
+    limits = ('jax<0.12,>=0.6; python_version < "3.14"', 'jax<0.12,>=0.8; python_version >= "3.14"')
     packages = [
-        package(
-            "zoo", 'jax<0.12,>=0.6; python_version < "3.14"', 'jax<0.12,>=0.8; python_version >= "3.14"', "jaxopt<1"
-        ),
-        package("arm", "numpy<3", "jaxlib==0.11"),
-        package("free", "jax>=0.6", 'jax<0.5; extra == "old"', "jaxtyping<1"),
-        package("jax", "jaxlib<=0.11"),
-        package("jaxrl", "jax>=0.10,<0.13"),
-        package("bare"),
+        package("zoo", "1.0", *limits, "jaxopt<1"),
+        package("arm", "1.0", "numpy<3", "jaxlib==0.11"),
+        package("free", "1.0", "jax>=0.6", 'jax<0.5; extra == "old"', "jaxtyping<1"),
+        package("jax", "1.0", "jaxlib<=0.11"),
+        package("jaxrl", "1.0", "jax>=0.10,<0.13"),
+        package("bare", "1.0"),
     ]
     arm, zoo = doctor.find_jax_limits(packages)
     assert arm.startswith("arm 1.0 requires jaxlib==0.11,") and zoo.startswith("zoo 1.0 requires jax<0.12,>=0.")
@@ -224,9 +224,6 @@ def test_gpus_that_are_hidden_are_not_judged():
 
 
 def test_cuda_libraries_that_pytorch_and_jax_share():
-    def package(name, version, *requires):
-        return SimpleNamespace(name=name, version=version, requires=requires or None)
-
     plugin = package(
         "jax_cuda12_plugin",
         "0.12.0",

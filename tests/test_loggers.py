@@ -18,6 +18,7 @@ from jaxrl.report import loggers
 from jaxrl.report.loggers import open_writer
 from jaxrl.report.writer import read_metrics
 
+Capture = pytest.CaptureFixture[str]
 FLAGS = "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --num_envs 8 --total_env_steps 640 --eval_every 320"
 FLAGS += " --eval_episodes 8 --checkpoint_every 10"
 
@@ -165,7 +166,12 @@ def test_a_slow_logger_neither_delays_nor_fills_the_memory(tmp_path: Path, wandb
     with open_writer(tmp_path / "other", "wandb", {}, said.append) as writer:
         writer.write(1, {"a": 1.0})
     assert len(said) == 2 and "it did not end within 0 s" in said[1]
+    wandb.fails = "log"
     wandb.gate.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("logger"):
+            thread.join()
+    assert len(said) == 2  # whatever fails later, each of the two has warned
 
 
 def test_a_run_that_fails_ends_as_failed(tmp_path: Path, wandb: Service) -> None:
@@ -184,7 +190,7 @@ def test_a_package_that_is_not_installed(tmp_path: Path, monkeypatch: Any, capsy
     assert not list(tmp_path.iterdir())
 
 
-def test_an_unknown_logger(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_logger(tmp_path: Path, capsys: Capture) -> None:
     assert main([*FLAGS.split(), "--logger", "none,wandbb", "--runs", str(tmp_path)]) == 2
     assert "unknown logger 'none,wandbb': did you mean 'wandb'?" in capsys.readouterr().err
 
