@@ -337,14 +337,9 @@ def test_unknown_names(library, name, closest):
     ("env", "sentence"),
     [
         with_package("jumanji:SearchAndRescue-v0", "gives several rewards in a step"),
-        with_package(
-            "jaxmarl:MPE_simple_world_comm_v3",
-            "has agents with different actions that are not all integers",
-        ),
+        with_package("jaxmarl:MPE_simple_world_comm_v3", "has agents with different actions that are not all integers"),
         with_package("jaxmarl:storm_2p", "counts its time limit as an end"),
-        with_package(
-            "jaxmarl:LearnedPolicyEnemySMAX", "the package cannot make 'jaxmarl:LearnedPolicyEnemySMAX' .TypeError"
-        ),
+        with_package("jaxmarl:LearnedPolicyEnemySMAX", "cannot make 'jaxmarl:LearnedPolicyEnemySMAX' .TypeError"),
         with_package("jaxmarl:ant_4x2", "resets itself inside"),
         with_package("jaxmarl:coin_game", "counts its time limit as an end"),
     ],

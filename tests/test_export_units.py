@@ -58,29 +58,19 @@ def box(low: Any, high: Any, dtype: Any = np.float32) -> Any:
     return spaces.Box(np.array(low, dtype), np.array(high, dtype), dtype=dtype)
 
 
-SPACES: dict[str, Any] = {
-    "unequal": box([0, -200], [1, 200]),
-    "equal": box([-2, -2], [2, 2]),
-    "float64": box([[0.1, -0.1], [-3, 2]], [[0.3, 0.7], [-1, 2.5]], np.float64),
-    "fixed": box([0, 5, -200], [1, 5, 200]),
-    "from five": spaces.Discrete(3, start=5),
-    "several": spaces.MultiDiscrete([2, 3], start=[0, 5]),
-    "table": spaces.MultiDiscrete(np.array([[2, 2], [2, 1]])),
-    "binary": spaces.MultiBinary(2),
-    "integers": box([-1, 3], [1, 4], np.int64),
-    "one": spaces.Discrete(4),
-}
-BOUNDS: dict[str, Any] = {
-    "unequal": ([0, -200], [1, 200]),
-    "equal": (-2, 2),
-    "float64": ([[0.1, -0.1], [-3, 2]], [[0.3, 0.7], [-1, 2.5]]),
-    "fixed": ([0, 5, -200], [1, 5, 200]),
-    "from five": (5, 7),
-    "several": ([0, 5], [1, 7]),
-    "table": (0, [[1, 1], [1, 0]]),
-    "binary": (0, 1),
-    "integers": ([-1, 3], [1, 4]),
-    "one": (0, 3),
+FLOAT64 = box([[0.1, -0.1], [-3, 2]], [[0.3, 0.7], [-1, 2.5]], np.float64)
+# {name: (space, its lowest and its highest actions as the manifest shows them)}
+SPACES: dict[str, tuple[Any, Any, Any]] = {
+    "unequal": (box([0, -200], [1, 200]), [0, -200], [1, 200]),
+    "equal": (box([-2, -2], [2, 2]), -2, 2),
+    "float64": (FLOAT64, FLOAT64.low.tolist(), FLOAT64.high.tolist()),
+    "fixed": (box([0, 5, -200], [1, 5, 200]), [0, 5, -200], [1, 5, 200]),
+    "from five": (spaces.Discrete(3, start=5), 5, 7),
+    "several": (spaces.MultiDiscrete([2, 3], start=[0, 5]), [0, 5], [1, 7]),
+    "table": (spaces.MultiDiscrete(np.array([[2, 2], [2, 1]])), 0, [[1, 1], [1, 0]]),
+    "binary": (spaces.MultiBinary(2), 0, 1),
+    "integers": (box([-1, 3], [1, 4], np.int64), [-1, 3], [1, 4]),
+    "one": (spaces.Discrete(4), 0, 3),
 }
 SMALL: dict[str, Any] = {"hidden_size": 8, "depth": 1}
 OFF: dict[str, Any] = SMALL | {"batch_size": 8, "buffer_size": 64, "env_steps_per_update": 1}
@@ -113,7 +103,7 @@ def gymnasium_policy(name: str, *arguments: Any) -> Policy:
     """A policy in an environment with one of SPACES."""
     full_name = f"units/{name.replace(' ', '-')}-v0"
     if full_name not in gymnasium.registry:
-        gymnasium.register(full_name, entry_point=lambda: Recorder(SPACES[name]), max_episode_steps=LIMIT)
+        gymnasium.register(full_name, entry_point=lambda: Recorder(SPACES[name][0]), max_episode_steps=LIMIT)
     return make_policy(make(f"gymnasium:{full_name}"), *arguments)
 
 
@@ -131,11 +121,12 @@ def run(form: str, policy: Policy, folder: Path, arrays: dict[str, Any]) -> list
 @pytest.mark.parametrize("name", by_day(SPACES, {"unequal", "fixed", "from five", "several", "binary"}))
 def test_actions_are_those_that_the_package_got(name: str, tmp_path: Path) -> None:
     policy = gymnasium_policy(name)
+    space, *bounds = SPACES[name]
     observation, expected = play_recorded(policy)
     assert len(expected) == ROWS * LIMIT and len(np.unique(expected, axis=0)) > 1
     for form in OPENERS:
         (action,) = run(form, policy, tmp_path / form, {"observation": observation})
-        assert action.shape == (len(expected), 1, *SPACES[name].shape)
+        assert action.shape == (len(expected), 1, *space.shape)
         np.testing.assert_allclose(action[:, 0], expected, rtol=1e-5, atol=1e-5)
     chosen = policy.env.to_package_action(policy(observation)[0])
     np.testing.assert_allclose(np.asarray(chosen)[:, 0], expected, rtol=1e-5, atol=1e-5)
@@ -144,7 +135,7 @@ def test_actions_are_those_that_the_package_got(name: str, tmp_path: Path) -> No
     for form in ("stablehlo", "onnx"):
         (row,) = json.loads((tmp_path / form / "policy.json").read_text())["action"]
         assert "environment's own units" in row["about"]
-        for side, bound in zip(("low", "high"), BOUNDS[name], strict=True):
+        for side, bound in zip(("low", "high"), bounds, strict=True):
             np.testing.assert_allclose(row[side], bound, rtol=1e-6)
             assert isinstance(row[side], list) == isinstance(bound, list)
 

@@ -81,10 +81,6 @@ def test_frames_and_picture(coverage, episode):
     picture = Image.open(io.BytesIO(records.draw(viewer, episode, ".png"))).convert("RGB")
     assert picture.width > 1500
     assert len(picture.getcolors(maxcolors=10**7)) > 200  # something is drawn
-    quarter = picture.crop((picture.width // 2, picture.height // 2, picture.width, picture.height))
-    drawn = np.asarray(quarter).min(axis=-1) < 250
-    columns = drawn[:, 2 * drawn.shape[1] // 5 :]  # to the right of the boards
-    assert columns.any(axis=1).mean() > 0.5, "the lower right of the picture is empty"
 
 
 @pytest.fixture(scope="module")
