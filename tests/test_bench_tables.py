@@ -86,7 +86,7 @@ def test_a_claim_is_shown_as_measured_or_else_as_recorded(monkeypatch, tmp_path)
         Figure("lost", "", (0.25,), 0.1, ci95=0.125),
     )
     one = Claim("one", "", "release", 20, "train", ("--algo ddpg",), "one", "", (1, 2), figures)
-    monkeypatch.setattr(formats, "read_claims", lambda: {"one": one})
+    monkeypatch.setattr(formats, "read_all_claims", lambda: {"one": one})
     monkeypatch.setattr(result, "RESULTS", tmp_path)
     recorded = formats.claim("one")
     assert (recorded.percent("won"), recorded.interval("lost"), recorded.minutes) == ("50 %", "0.250 ± 0.125", 20)
