@@ -565,18 +565,6 @@ def test_images_of_bytes_are_divided_by_what_jumanji_says(monkeypatch):
     np.testing.assert_allclose(only[1].observation[0, 0, 0], [0.75, 0.75])
 
 
-def test_images_of_bytes_are_divided_by_what_jaxmarl_says_of_each_agent(monkeypatch):
-    class Seeing(Team):
-        def observation_space(self, agent):
-            return bytes_up_to({"left": 6, "right": 30}[agent])()
-
-    def look(step):
-        return dict.fromkeys(("left", "right"), jnp.full(IMAGE, 3, jnp.uint8))
-
-    rows = episode(team(monkeypatch, look, Seeing), [[0, 1]])
-    np.testing.assert_allclose(rows[1].observation[:, 0, 0], [[0.5, 0.5], [0.1, 0.1]])
-
-
 def test_masks_of_several_integers():
     """Of each integer, or of all combinations: open where all parts are."""
     space = Space((3,), 0, np.array([1, 2, 1]), np.int32)
@@ -601,65 +589,21 @@ def test_jumanji_with_several_integers(name):
     assert not rows[0].action_mask.all()
 
 
-class Team:
-    """Two agents in the form of JaxMARL, each of which sees the step; `observe` makes what `reset` and steps return."""
-
-    agents = ("left", "right")
-    max_steps = 2
-
-    def __init__(self, observe):
-        self.observe = observe
-
-    def action_space(self, agent):
-        return types.new_class("Discrete", exec_body=lambda body: body.update(n=2))()
-
-    def reset(self, key):
-        return self.observe(jnp.zeros(1)), jnp.int32(0)
-
-    def step_env(self, key, state, actions):
-        rewards = {agent: actions[agent] for agent in self.agents}
-        return self.observe(jnp.full(1, state + 1.0)), state + 1, rewards, {"__all__": jnp.bool_(False)}, {}
-
-
-def team(monkeypatch, observe, kind=Team):
-    name = f"team_{next(NUMBERS)}"
-    module(monkeypatch, "jaxmarl", registered_envs=[name], make=lambda _: kind(observe))
-    return make(f"jaxmarl:{name}")
-
-
-def test_observations_of_a_team_are_told_by_the_names_of_its_agents(monkeypatch):
-    env = team(monkeypatch, lambda step: {"left": step, "right": 2 * step, "world": step})
-    rows = episode(env, [[0, 1], [1, 1]])
-    np.testing.assert_array_equal([row.observation for row in rows], [[[t], [2 * t]] for t in range(3)])
-    assert ends(rows) == (False, True) and rows[1].reward.tolist() == [0, 1]
-
-
-@pytest.mark.parametrize(
-    "observe",
-    [
-        lambda step: jnp.stack([step, 2 * step]),
-        lambda step: [step, 2 * step],
-        lambda step: {"left": step},
-    ],
-    ids=["stacked", "listed", "one"],
-)
-def test_observations_of_a_team_without_names_are_refused(monkeypatch, observe):
-    sentence = "gives no observation for each agent by name: choose another environment"
-    with pytest.raises(ValueError, match=sentence):
-        team(monkeypatch, observe)
-
-
 class Hunt:
     """A team in the form of JaxMARL whose agents differ: by agent, how much it sees and how many actions it has.
 
-    Agents see ones times the step, and get their action times the number of what they see. `closed`: whether masks of
-    the package close all actions but the first, at first, and later all.
+    Agents see ones times the step, or what `observe` says, in the spaces `seen`, and get their action times the number
+    of what they see. `closed`: whether masks of the package close all actions but the first, at first, and later all.
     """
 
     max_steps = 3
 
-    def __init__(self, team, closed=False):
+    def __init__(self, team, observe=None, seen=None, closed=False):
         self.team, self.agents = team, list(team)
+        if observe:
+            self.observe = observe
+        if seen:
+            self.observation_space = seen.__getitem__
         if closed:
             self.get_avail_actions = lambda state: {
                 agent: (jnp.arange(actions) == 0) & (state == 0) for agent, (_, actions) in team.items()
@@ -686,6 +630,36 @@ def hunt(monkeypatch, team, **options):
     name = f"hunt_{next(NUMBERS)}"
     module(monkeypatch, "jaxmarl", registered_envs=[name], make=lambda _: Hunt(team, **options))
     return make(f"jaxmarl:{name}")
+
+
+TWO = {"left": (1, 2), "right": (1, 2)}
+
+
+def test_observations_of_a_team_are_told_by_the_names_of_its_agents(monkeypatch):
+    def observe(t):
+        step = jnp.full(1, t, jnp.float32)
+        return {"left": step, "right": 2 * step, "world": step}
+
+    rows = episode(hunt(monkeypatch, TWO, observe=observe), [[0, 1], [1, 1], [0, 0]])
+    np.testing.assert_array_equal([row.observation for row in rows], [[[t], [2 * t]] for t in range(4)])
+    assert ends(rows) == (False, True) and rows[1].reward.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "observe",
+    [lambda t: jnp.zeros((2, 1)), lambda t: [jnp.zeros(1), jnp.zeros(1)], lambda t: {"left": jnp.zeros(1)}],
+    ids=["stacked", "listed", "one"],
+)
+def test_observations_of_a_team_without_names_are_refused(monkeypatch, observe):
+    sentence = "gives no observation for each agent by name: choose another environment"
+    with pytest.raises(ValueError, match=sentence):
+        hunt(monkeypatch, TWO, observe=observe)
+
+
+def test_images_of_bytes_are_divided_by_what_jaxmarl_says_of_each_agent(monkeypatch):
+    seen = {"left": bytes_up_to(6)(), "right": bytes_up_to(30)()}
+    env = hunt(monkeypatch, TWO, observe=lambda t: dict.fromkeys(TWO, jnp.full(IMAGE, 3, jnp.uint8)), seen=seen)
+    np.testing.assert_allclose(episode(env, [])[0].observation[:, 0, 0], [[0.5, 0.5], [0.1, 0.1]])
 
 
 PAIR = Space((2,), 0, np.array([1, 2]), np.int32)  # six combinations of two integers

@@ -389,8 +389,8 @@ def test_refusals_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     check_refusal(
         policy, "numpy", "for coma, ddpg, bicnet, sac, ppo and student, not for tinyq: choose --format stablehlo"
     )
-    check_refusal(case("collective").policy, "numpy", "not for collective")
-    check_refusal(case("own_network").policy, "numpy", "the library's own networks, not for Plain")
+    check_refusal(POLICIES["collective"](), "numpy", "not for collective")
+    check_refusal(POLICIES["own_network"](), "numpy", "the library's own networks, not for Plain")
     ddpg = case("ddpg").policy
     check_refusal(dataclasses.replace(ddpg, algo=Odd(ddpg.env.spec, DataParallel(1), **OFF)), "numpy", "not for odd")
     check_refusal(case("sac").policy, "jidi", "the jidi format is for snakes")
