@@ -13,14 +13,13 @@ import numpy as np
 import optax
 import pytest
 from helpers.cases import by_day
-from helpers.off_policy import make_trainer
+from helpers.off_policy import make_trainer, score_after
 from helpers.recall import Recall
 from helpers.runs import check_resume
 from helpers.tiny import Corridor
 
 from envs_jax import Box, Discrete, EnvSpec, TimeStep
 from envs_jax.progress import start
-from envs_jax.testing import check_env
 from jaxrl.algos.base import AlgoState, Custom, Trajectory
 from jaxrl.algos.coma import Coma
 from jaxrl.algos.coma_original import ComaOriginal
@@ -28,9 +27,8 @@ from jaxrl.algos.ppo import Ppo
 from jaxrl.cli import train
 from jaxrl.nn.networks import MLP
 from jaxrl.nn.recurrent import Recurrent, zero_carry
-from jaxrl.rl.data_parallel import DataParallel, make_mesh
+from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.runtime.policy import Policy
-from jaxrl.runtime.rollouts import Evaluator, learned_policy
 
 T, B, A, OBS, ACTIONS = 5, 4, 2, 3, 4
 SPEC = EnvSpec("synthetic", A, Box((OBS,)), Discrete(ACTIONS), horizon=T)
@@ -367,26 +365,7 @@ LEARN_COMA: dict[str, Any] = COMA | {
 def recall_score(algorithm: Any, memory: str, seed: int, iterations: int) -> float:
     """The share of right answers in held-out episodes after training."""
     trainer = make_trainer(algorithm, Recall(), 32, memory=memory, **(LEARN_COMA if algorithm is Coma else LEARN))
-    state = trainer.init(jax.random.key(seed))
-    state, _ = trainer.make_block(trainer.algo.phases[0])(state, jnp.int32(iterations))
-    evaluator = Evaluator(
-        trainer.env, learned_policy(trainer.algo), 256, make_mesh(1), init_carry=trainer.algo.init_carry
-    )
-    results = evaluator.jit_final_values()(trainer.policies(state), jax.random.key(9), ())
-    return float(np.mean(results["recalled"]))
-
-
-def test_the_task_pays_only_the_cue_of_the_first_step() -> None:
-    env = Recall(delay=3)
-    check_env(env, random=False)
-    state, timestep = env.reset(jax.random.key(3))
-    cue = np.asarray(state.cue)
-    np.testing.assert_array_equal(timestep.observation, np.eye(5)[cue])
-    for t in range(4):
-        state, timestep = env.step(state, jnp.asarray(cue), None)
-        np.testing.assert_array_equal(timestep.reward, [1.0, 1.0] if t == 3 else [0.0, 0.0])
-        np.testing.assert_array_equal(timestep.observation, [np.eye(5)[4] * (t == 2)] * 2)
-        assert bool(timestep.terminated) == (t == 3)
+    return score_after(trainer, seed, iterations, "recalled")
 
 
 @pytest.mark.slow

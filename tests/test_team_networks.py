@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 from helpers.cases import by_day
-from helpers.off_policy import make_trainer
+from helpers.off_policy import make_trainer, score_after
 from helpers.runs import check_resume
 from helpers.tiny import Corridor, CorridorState, PointMass
 from helpers.whisper import Whisper
@@ -21,7 +21,6 @@ from envs_jax import Box, Discrete, EnvSpec, TimeStep
 from envs_jax.base import setting
 from envs_jax.batch import batched
 from envs_jax.progress import start
-from envs_jax.testing import check_env
 from jaxrl.algos.base import AlgoState, Custom, Trajectory
 from jaxrl.algos.coma import Coma
 from jaxrl.algos.ppo import Ppo
@@ -31,10 +30,9 @@ from jaxrl.nn.networks import MLP, orthogonal
 from jaxrl.nn.recurrent import orthogonal_gates
 from jaxrl.nn.team_policy import message_ages
 from jaxrl.nn.teams import Attention, deliver, map_agents
-from jaxrl.rl.data_parallel import DataParallel, make_mesh
+from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.rl.running_statistics import normalize_inputs
 from jaxrl.runtime.policy import Policy
-from jaxrl.runtime.rollouts import Evaluator, learned_policy
 
 T, B, A, OBS, ACTIONS = 4, 4, 3, 5, 4
 SPEC = EnvSpec("synthetic", A, Box((OBS,)), Discrete(ACTIONS), horizon=T, links=True, max_link_age=2)
@@ -362,26 +360,7 @@ def whisper_score(algorithm: Any, seed: int, iterations: int, env: Any, **settin
     common |= exploration | {"tau": 0.1} if algorithm is Coma else {"num_epochs": 4}
     base = SMALL if algorithm is Ppo else COMA
     trainer = make_trainer(algorithm, env, 32, **(base | common | settings))
-    state = trainer.init(jax.random.key(seed))
-    state, _ = trainer.make_block(trainer.algo.phases[0])(state, jnp.int32(iterations))
-    evaluator = Evaluator(
-        trainer.env, learned_policy(trainer.algo), 128, make_mesh(1), init_carry=trainer.algo.init_carry
-    )
-    results = evaluator.jit_final_values()(trainer.policies(state), jax.random.key(9), ())
-    return float(np.mean(results["repeated"])) / (env.horizon - env.delay)
-
-
-def test_the_task_pays_only_what_another_agent_saw() -> None:
-    env = Whisper(delay=1)
-    check_env(env, random=False)
-    state, timestep = env.reset(jax.random.key(3))
-    np.testing.assert_array_equal(timestep.links, np.full((3, 3), -1))
-    visible_cues = np.argmax(timestep.observation[:, :3], -1)  # agent i sees the cue of agent i + 1
-    state, timestep = env.step(state, jnp.zeros(3, jnp.int32))
-    assert not timestep.reward.any()
-    np.testing.assert_array_equal(timestep.links, np.ones((3, 3)) - 2 * np.eye(3))
-    _, timestep = env.step(state, jnp.asarray(np.roll(visible_cues, 1)))
-    np.testing.assert_array_equal(timestep.reward, np.ones(3))
+    return score_after(trainer, seed, iterations, "repeated") / (env.horizon - env.delay)
 
 
 @pytest.mark.slow
