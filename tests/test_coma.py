@@ -158,10 +158,12 @@ def test_the_example_has_the_advantages_of_gae() -> None:
 
 def test_the_masked_loss_ascends_the_value_of_the_policy_that_is_sampled() -> None:
     """For every open action weighted by its probability, minus the gradient equals the gradient of sum_a pi(a) Q(a)."""
-    algo, generator = small(hidden_size=3, depth=1), np.random.default_rng(0)
+    algo = small(hidden_size=3, depth=1)
+    generator = np.random.default_rng(0)
     actor = jax.jit(lambda: algo.init(jax.random.key(3), None).replicated.actor)()
     observation = generator.normal(size=3)
-    mask, values = np.array([True, False, True, True]), generator.normal(size=4)
+    mask = np.array([True, False, True, True])
+    values = generator.normal(size=4)
     epsilon = float(algo.epsilon(start()))
 
     def policy(weights: np.ndarray) -> np.ndarray:  # float64, by hand
@@ -251,7 +253,8 @@ def test_metrics_of_an_actor_update_in_numpy() -> None:
 
 def test_divergence_from_the_policy_that_chose() -> None:
     """Over actions drawn as the behaviour policy draws them, its mean is KL(behaviour || pi)."""
-    behaviour, pi = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.7, 0.1])
+    behaviour = np.array([0.5, 0.3, 0.2])
+    pi = np.array([0.2, 0.7, 0.1])
     kl = (behaviour * np.log(behaviour / pi)).sum()
     close(policy_gradient.divergence(*np.float32([np.log(pi), np.log(behaviour), 3 * behaviour])), kl, 1e-6)
 
@@ -319,7 +322,8 @@ COPIES = 1_000
 @pytest.fixture(scope="module")
 def crowd() -> tuple[TimeStep, np.ndarray, dict[str, Any]]:
     """Copies of three agents, their logits, and by mode what they do; agent 0 sees the same everywhere."""
-    algo, generator = small(spec=CROWD), np.random.default_rng(0)
+    algo = small(spec=CROWD)
+    generator = np.random.default_rng(0)
     policy = jax.tree.map(lambda x: 3 * x, init_params(algo).actor.params)
     mask = generator.random((COPIES, 3, 4)) < 0.5
     mask[..., 1] |= ~mask.any(-1)

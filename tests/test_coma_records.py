@@ -1,4 +1,4 @@
-"""COMA against the recorded training step of dmar-bonn/ipp-marl, in both the published form and ours."""
+"""`coma_original` against a training step that was recorded with dmar-bonn/ipp-marl, and its tables of targets."""
 
 import dataclasses
 import functools

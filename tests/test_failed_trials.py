@@ -76,10 +76,12 @@ class RareCorridor(Corridor):
         return state, dataclasses.replace(timestep, reward=jnp.where(bad, jnp.nan, timestep.reward))
 
 
-FLAGS = (
-    "--algo test_failed_trials:Breaks --env helpers.tiny:Corridor --num_envs 8 --devices 1 --checkpoint_every 8 "
-    "--log_every 1 --eval_every 320 --eval_episodes 8 --schedule_env_steps 1280 --total_env_steps 1280"
-)
+SETTINGS = {
+    "num_envs": 8, "devices": 1, "checkpoint_every": 8, "log_every": 1, "eval_every": 320, "eval_episodes": 8,
+    "schedule_env_steps": 1280, "total_env_steps": 1280,
+}  # fmt: skip
+FLAGS = "--algo test_failed_trials:Breaks --env helpers.tiny:Corridor "
+FLAGS += " ".join(f"--{name} {value}" for name, value in SETTINGS.items())
 RARE = FLAGS.replace("helpers.tiny:Corridor", "test_failed_trials:RareCorridor") + " --num_seeds 3 --rate 0.001"
 
 
@@ -180,7 +182,7 @@ def test_it_is_named_and_marked(broken: Path, said: io.StringIO, capsys: pytest.
         assert jaxrl.cli.runs.main([str(path)]) == 0
         listed = " ".join(capsys.readouterr().out.split())
         assert sentence in listed and "(1 failed)" in listed
-    assert " failed (1 failed) " in listed  # in place of a score
+    assert " failed finished " in listed  # in place of a score
     resume(broken)
     assert "weights_at=21 failed at iteration 21: nothing is left to do" in capsys.readouterr().out
 
@@ -277,11 +279,11 @@ def test_a_seed_whose_mask_closes_every_action(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_the_result_in_python(tmp_path: Path) -> None:
-    settings = {"num_envs": 8, "devices": 1, "total_env_steps": 960, "checkpoint_every": 8, "runs": str(tmp_path)}
-    result = jaxrl.train(Breaks, Corridor(), progress=False, sweep="loss_at=22,0", eval_every=0, **settings)
-    assert result.failed == {"loss_at=22": 22} and "loss_at=22 failed at iteration 22" in result.reason
+    trials = "weights_at=22,0,1000"
+    result = jaxrl.train(Breaks, Corridor(), progress=False, sweep=trials, runs=str(tmp_path), **SETTINGS)
+    assert result.failed == {"weights_at=22": 22} and "weights_at=22 failed at iteration 22" in result.reason
     assert np.isfinite(result.policy.params).all()
-    assert result.policy.config.algo_settings["loss_at"] == 0.0
+    assert result.policy.config.algo_settings["weights_at"] == 0.0
 
 
 @pytest.mark.parametrize("setting", ["loss_at", pytest.param("weights_at", marks=pytest.mark.slow)])

@@ -5,19 +5,17 @@ import dataclasses
 import re
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers.cases import by_day
 from helpers.off_policy import assert_close, make_trainer, run
 from helpers.tiny import Corridor, PointMass
 
-import envs_jax
 from envs_jax import Box, Discrete, Environment, EnvSpec, TimeStep, pytree, restart, setting, transition
 from envs_jax.base import Array
-from envs_jax.batch import batched
 from envs_jax.progress import start
 from jaxrl.algos import find, ppo
 from jaxrl.algos.base import AlgoState, Trajectory
@@ -240,17 +238,6 @@ def test_statistics_are_those_of_all_valid_samples() -> None:
     jax.tree.map(np.testing.assert_array_equal, unchanged, statistics)
 
 
-def test_chunks_give_the_same_gradients() -> None:
-    trajectory, last = make_batch()
-    networks = []
-    for chunk in (0, 7):
-        algo = Ppo(DISCRETE, DataParallel(B, learn_chunk=chunk), **SMALL)
-        learn = jax.jit(lambda state, key, algo=algo: algo.learn(state, trajectory, last, key, start(), algo.phases[0]))
-        networks.append(learn(AlgoState(init_params(algo), ()), jax.random.key(1))[0].replicated)
-    for part in ("actor", "critic"):
-        chex.assert_trees_all_close(*(getattr(x, part).params for x in networks), rtol=1e-3, atol=1e-5)
-
-
 # ---------------------------------------------------------------- acting
 
 
@@ -263,7 +250,8 @@ def close_taken(mask_state: Any, action_mask: Array, chosen: Array, agent: Any) 
 
 def make_acting(copies: int, spec: EnvSpec) -> tuple[Any, TimeStep, Any]:
     """Parameters of a policy, time steps, and `act` of (policy, mode)."""
-    algo, rng = Ppo(spec, DataParallel(B), initializer="torch", **SMALL), np.random.default_rng(0)
+    algo = Ppo(spec, DataParallel(B), initializer="torch", **SMALL)
+    rng = np.random.default_rng(0)
     mask = rng.random((copies, A, ACTIONS)) < 0.5
     mask[..., 1] |= ~mask.any(-1)
     flags = np.zeros(copies, bool)
@@ -346,52 +334,40 @@ class Clock(Environment):
     horizon: int = setting(4, "steps")
     period: int = setting(2, "hands of the clock")
     ends: bool = setting(False, "terminate instead of truncate")
-    shared: bool = setting(False, "show the time only to central critics")
 
     @property
     def spec(self) -> EnvSpec:
-        observation = Box((self.period,), low=0.0, high=1.0)
         return EnvSpec(
-            "clock", 2, Box((1,), low=0.0, high=1.0) if self.shared else observation, Discrete(2), self.horizon,
-            fixed_horizon=True, global_state=observation if self.shared else None,
-        )  # fmt: skip
+            "clock", 2, Box((self.period,), low=0.0, high=1.0), Discrete(2), self.horizon, fixed_horizon=True
+        )
 
-    def _observe(self, t: Array) -> tuple[Array, Any]:
+    def _observe(self, t: Array) -> Array:
         time = jax.nn.one_hot(t % self.period, self.period)
-        return (jnp.ones((2, 1)), time) if self.shared else (jnp.broadcast_to(time[None], (2, self.period)), ())
+        return jnp.broadcast_to(time[None], (2, self.period))
 
     def reset(self, key: Array, context: Any = None) -> tuple[Counted, TimeStep]:
-        observation, shared = self._observe(jnp.int32(0))
-        return Counted(jnp.int32(0)), restart(observation, global_state=shared)
+        return Counted(jnp.int32(0)), restart(self._observe(jnp.int32(0)))
 
     def step(self, state: Counted, action: Array, context: Any = None) -> tuple[Counted, TimeStep]:
-        observation, shared = self._observe(state.t + 1)
         late = state.t + 1 >= self.horizon
         over = {"terminated" if self.ends else "truncated": late}
-        return Counted(state.t + 1), transition(1.0, observation, global_state=shared, **over)
+        return Counted(state.t + 1), transition(1.0, self._observe(state.t + 1), **over)
 
 
 @pytest.mark.parametrize(
-    ("kind", "rollout_steps"),
-    [
-        ("cut", 7),
-        ("shared", 0),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("cut", 0), ("ends", 7), ("scaled", 7))),
-    ],
+    ("kind", "rollout_steps"), by_day([("cut", 7), ("cut", 0), ("ends", 7), ("ends", 0), ("scaled", 7)], [("cut", 7)])
 )
 def test_values_are_the_known_ones(kind: str, rollout_steps: int) -> None:
     """1 / (1 - gamma) where episodes are only cut; where they end the value falls with the time left."""
-    ends = kind in ("ends", "shared")
-    env = Clock(ends=ends, shared=kind == "shared", period=5 if ends else 2)
+    ends = kind == "ends"
+    env = Clock(ends=ends, period=5 if ends else 2)
     settings = {"gamma": 0.8, "critic_lr": 0.02, "num_minibatches": 2, "hidden_size": 16, "final_lr_fraction": 0.01}
     settings |= {"rollout_steps": rollout_steps, "normalize_value": kind != "scaled", "max_grad_norm": 0.0}
-    trainer = make_trainer(Ppo, env, 8, **settings)
+    trainer = make_trainer(Ppo, env, 8, critic="local", **settings)
     trainer = dataclasses.replace(trainer, total_env_steps=8 * 150 * trainer.algo.steps)
     state, _ = run(trainer, 150)
-    hands, view = jnp.eye(env.period), trainer.algo.view
-    views = jnp.concatenate([jnp.ones((5, 1)), hands], axis=1) if kind == "shared" else hands
     params = state.algo.replicated
-    rows = {view: views[:, None, None], "situation": Situation((), ()), "critic_carry": ()}
+    rows = {"observation": jnp.eye(env.period)[:, None, None], "situation": Situation((), ()), "critic_carry": ()}
     value = trainer.algo.values(params.critic.params, params, rows)[0][:, 0, 0]
     value = params.statistics["value"].denormalize(value) if kind != "scaled" else value
     if ends:
@@ -401,19 +377,22 @@ def test_values_are_the_known_ones(kind: str, rollout_steps: int) -> None:
     assert trainer.algo.phases[0].restart == (rollout_steps == 0) == (not trainer.keeps_envs)
 
 
-@pytest.mark.slow
-def test_a_central_critic_of_coverage_sees_states_not_actions() -> None:
-    env = batched(envs_jax.make("coverage", q=2, num_agents=2, budget=2))
-    spec, keys = env.spec, jax.random.split(jax.random.key(0), 3)
-    algo = Ppo(spec, DataParallel(3), rollout_steps=0, num_minibatches=1, hidden_size=4)
-    assert algo.view == "central" and algo.networks["critic"].inputs == ((1, 11, 11, 12),)
-    assert Ppo(spec, DataParallel(3), critic="local", hidden_size=4).networks["critic"].inputs == ((1, 11, 11, 7),)
-    _, timestep = jax.jit(env.reset)(keys)
-    steps = jax.tree.map(lambda x: x[None], timestep)
-    views = jax.jit(lambda steps: algo.batches.join(algo.cut_inputs(steps)["central"]))(steps)
-    assert spec.critic_input is not None
-    expected = jax.vmap(lambda step: spec.critic_input(step, jnp.zeros(2, jnp.int32)))(timestep)  # type: ignore[misc]
-    np.testing.assert_array_equal(views[0], expected)
+def test_a_central_critic_sees_states_and_no_actions() -> None:
+    """The environment's own view, with all actions 0, or each agent's observation with the global state."""
+    observation, state = np.float32([[1, 2, 3], [4, 5, 6]]), np.float32([7, 8])
+    flag = np.bool_(False)
+    step = TimeStep(observation, np.zeros(2, np.float32), flag, flag, flag, global_state=state)
+    own = dataclasses.replace(
+        DISCRETE,
+        critic_input_spec=Box((1,)),
+        critic_input=lambda step, action: step.observation[:, :1] + action[:, None].astype(jnp.float32),
+    )
+    shared = dataclasses.replace(DISCRETE, global_state=Box((2,)))
+    for spec, expected in ((own, [[1], [4]]), (shared, [[1, 2, 3, 7, 8], [4, 5, 6, 7, 8]])):
+        np.testing.assert_array_equal(ppo.central_input(spec, step), expected)
+        central, local = (Ppo(spec, DataParallel(B), critic=critic, **SMALL) for critic in ("auto", "local"))
+        assert central.view_shapes == {"actor": (3,), "critic": (len(expected[0]),)}
+        assert local.view_shapes == {"actor": (3,), "critic": (3,)}
 
 
 def test_what_is_normalised() -> None:
@@ -498,19 +477,6 @@ def test_traced_settings_are_those_of_the_updates() -> None:
     assert plain.jitted_updates["update"].__wrapped__.func.__self__ is plain
     swept = plain.with_sweep_values({"entropy_weight": jnp.float32(5.0)})
     assert swept.jitted_updates["update"].__wrapped__.func.__self__ is swept and swept.entropy_weight == 5.0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-def test_every_seed_learns_what_it_does_alone(case: str) -> None:
-    env, settings = CASES[case]
-    single = make_trainer(Ppo, env, 16, **(QUICK | settings))
-    several = dataclasses.replace(single, seeds=2)
-    _, both = several.make_block(several.algo.phases[0])(several.init(several.keys(0)), jnp.int32(2))
-    for seed in (0, 1):
-        _, alone = single.make_block(single.algo.phases[0])(single.init(jax.random.key(seed)), jnp.int32(2))
-        for name, values in alone.learning.items():
-            np.testing.assert_allclose(np.asarray(both.learning[name])[:2, seed], values[:2], rtol=2e-3, atol=2e-4)
 
 
 # ---------------------------------------------------------------- settings

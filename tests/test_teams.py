@@ -28,11 +28,21 @@ from jaxrl.integrations.standalone import agent_settings
 from jaxrl.rl.data_parallel import DataParallel
 
 SIZE, LENGTH = 3, 5
+USUAL: dict[str, Any] = {
+    "failure_rate": 0.3, "delay": 2, "communication_range": 100.0, "channel_metrics": True,
+}  # fmt: skip
+LOSSY = make(num_agents=SIZE, **USUAL, loss_rate=0.3)
 
 
 def make_pair(**settings: Any) -> tuple[Any, Any]:
     """A team of three, and the same in an array of five."""
     return make(num_agents=SIZE, **settings), make(num_agents=LENGTH, team_sizes=(SIZE,), **settings)
+
+
+def draw_open_actions(rng: np.random.Generator, timestep: TimeStep) -> np.ndarray:
+    """An open action int32[A] of each agent."""
+    mask = np.asarray(timestep.action_mask)
+    return np.argmax(np.where(mask, rng.random(mask.shape), -1), -1).astype(np.int32)
 
 
 def play_pair(small: Any, large: Any, key: jax.Array) -> list[tuple[Any, Any]]:
@@ -41,8 +51,7 @@ def play_pair(small: Any, large: Any, key: jax.Array) -> list[tuple[Any, Any]]:
     pair = [one.reset(key, ()) for one in programs]
     seen = [tuple(pair)]
     for _ in range(small.steps):
-        mask = np.asarray(pair[1][1].action_mask)
-        action = np.argmax(np.where(mask, rng.random(mask.shape), -1), -1).astype(np.int32)
+        action = draw_open_actions(rng, pair[1][1])
         chosen = (action[:SIZE], action)
         pair = [one.step(state, x, ()) for one, (state, _), x in zip(programs, pair, chosen, strict=True)]
         seen.append(tuple(pair))
@@ -53,7 +62,7 @@ def play_pair(small: Any, large: Any, key: jax.Array) -> list[tuple[Any, Any]]:
     "settings",
     [
         pytest.param({"failure_rate": 0.3, "random_range": True}, marks=pytest.mark.slow),
-        {"failure_rate": 0.3, "delay": 2, "communication_range": 50.0},
+        USUAL,
         pytest.param({"terrain": "mixed", "start": "corners", "num_actions": 27}, marks=pytest.mark.slow),
         pytest.param({"delay": 1, "map_backend": "windows", "q": 5}, marks=pytest.mark.slow),
         pytest.param({"map_backend": "windows"}, marks=pytest.mark.slow),
@@ -228,14 +237,11 @@ def test_agents_fail_for_good_at_the_rate() -> None:
 
 
 def test_who_failed_neither_moves_nor_measures_nor_sends() -> None:
-    env = make(num_agents=3, loss_rate=0.25, budget=6, communication_range=100.0, channel_metrics=True)
-    programs, rng = get_programs(env), np.random.default_rng(0)
+    programs, rng = get_programs(LOSSY), np.random.default_rng(0)
     state, timestep = programs.reset(jax.random.key(3), ())
-    sizes, attempts = [3], [6]
-    for _ in range(env.steps):
-        mask = np.asarray(timestep.action_mask)
-        action = np.argmax(np.where(mask, rng.random(mask.shape), -1), -1).astype(np.int32)
-        before, (state, timestep) = state, programs.step(state, action, ())
+    sizes, attempts = [SIZE], [SIZE * (SIZE - 1)]
+    for _ in range(LOSSY.steps):
+        before, (state, timestep) = state, programs.step(state, draw_open_actions(rng, timestep), ())
         gone = ~np.asarray(state.team.present)
         np.testing.assert_array_equal(state.positions[gone], before.positions[gone])
         np.testing.assert_array_equal(state.maps.beliefs[:-1][gone], before.maps.beliefs[:-1][gone])
@@ -244,33 +250,27 @@ def test_who_failed_neither_moves_nor_measures_nor_sends() -> None:
         flying = int(np.sum(~gone))
         sizes.append(flying)
         attempts.append(attempts[-1] + flying * (flying - 1))
+        assert float(timestep.metrics["uavs"]) == flying
         if flying == 0:
             np.testing.assert_array_equal(state.maps.beliefs, before.maps.beliefs)
-            assert float(timestep.reward[0]) == env.reward_offset
-        if flying:  # the last budget + 1 steps count
-            drawn_numbers = np.asarray(timestep.observation)[~gone][..., 1].max(axis=(1, 2))
-            np.testing.assert_allclose(drawn_numbers, (np.flatnonzero(~gone) + 1) / 3, atol=1e-6)
-    assert float(timestep.metrics["attempts"]) == attempts[env.steps - 1]
-    assert sizes[-1] < 3 and sorted(sizes, reverse=True) == sizes
-    assert {"uavs", "attempts"} <= set(env.spec.labels) and "uavs" not in communication.METRICS
-    all_gone = make(num_agents=3, loss_rate=1.0)
-    state, timestep = get_programs(all_gone).reset(jax.random.key(0), ())
-    state, timestep = get_programs(all_gone).step(state, np.zeros(3, np.int32), ())
-    assert float(timestep.metrics["uavs"]) == 0 and float(timestep.reward[0]) == all_gone.reward_offset
+            assert float(timestep.reward[0]) == LOSSY.reward_offset
+            continue
+        drawn_numbers = np.asarray(timestep.observation)[~gone][..., 1].max(axis=(1, 2))
+        np.testing.assert_allclose(drawn_numbers, (np.flatnonzero(~gone) + 1) / SIZE, atol=1e-6)
+    assert float(timestep.metrics["attempts"]) == attempts[LOSSY.steps - 1]
+    assert sizes[-1] == 0 and sorted(sizes, reverse=True) == sizes
+    assert {"uavs", "attempts"} <= set(LOSSY.spec.labels) and "uavs" not in communication.METRICS
 
 
 def test_missions_are_the_same_until_somebody_fails() -> None:
     """A UAV that fails closes no cell to others either: masks look at those that fly."""
-    usual = {"num_agents": 4, "budget": 5, "failure_rate": 0.2, "q": 3}
-    envs = make(**usual), make(**usual, loss_rate=0.1)
-    compared = 0
-    for key in jax.random.split(jax.random.key(1), 4):
-        pair = [get_programs(env).reset(key, ()) for env in envs]
-        rng = np.random.default_rng(0)
-        for _ in range(6):
-            mask = np.asarray(pair[0][1].action_mask)
-            action = np.argmax(np.where(mask, rng.random(mask.shape), -1), -1).astype(np.int32)
-            pair = [get_programs(env).step(state, action, ()) for env, (state, _) in zip(envs, pair, strict=True)]
+    envs = [get_programs(env) for env in (make(num_agents=SIZE, **USUAL), LOSSY)]
+    rng, compared = np.random.default_rng(0), 0
+    for key in jax.random.split(jax.random.key(1), 12):
+        pair = [env.reset(key, ()) for env in envs]
+        for _ in range(LOSSY.steps):
+            action = draw_open_actions(rng, pair[0][1])
+            pair = [env.step(state, action, ()) for env, (state, _) in zip(envs, pair, strict=True)]
             if not np.all(pair[1][0].team.present):
                 break
             compared += 1
@@ -319,14 +319,14 @@ def test_twelve_starts_in_the_corners() -> None:
 
 
 def test_pictures_show_those_that_fly() -> None:
-    env = make(num_agents=5, team_sizes=(3,), failure_rate=0.3, delay=1)
+    _, env = make_pair(**USUAL)
     states = []
     state, timestep = get_programs(env).reset(jax.random.key(2), ())
-    for _ in range(3):
+    for _ in range(4):
         states.append((state, timestep))
-        state, timestep = get_programs(env).step(state, np.zeros(5, np.int32), ())
+        state, timestep = get_programs(env).step(state, np.zeros(LENGTH, np.int32), ())
     states_, timesteps = jax.tree.map(lambda *x: jnp.stack(x), *states)
-    record = Record(env, "title", "subtitle", "random", states_, timesteps, np.zeros((2, 5), np.int32), {})
+    record = Record(env, "title", "subtitle", "random", states_, timesteps, np.zeros((3, LENGTH), np.int32), {})
     scene = viewer.scene(record)
     assert scene.present[:, :3].all() and not scene.present[:, 3:].any()
     assert not scene.heard[:, 3:].any() and not scene.heard[:, :, 3:].any() and scene.heard[1:].any()
