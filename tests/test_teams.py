@@ -237,8 +237,15 @@ def test_agents_fail_for_good_at_the_rate() -> None:
 
 
 def test_who_failed_neither_moves_nor_measures_nor_sends() -> None:
+    last_sizes = [fly_and_lose(jax.random.key(seed)) for seed in range(8)]
+    assert 0 in last_sizes and max(last_sizes) > 0
+    assert {"uavs", "attempts"} <= set(LOSSY.spec.labels) and "uavs" not in communication.METRICS
+
+
+def fly_and_lose(key: jax.Array) -> int:
+    """Fly a mission, look at those that have failed, and return how many have not."""
     programs, rng = get_programs(LOSSY), np.random.default_rng(0)
-    state, timestep = programs.reset(jax.random.key(3), ())
+    state, timestep = programs.reset(key, ())
     sizes, attempts = [SIZE], [SIZE * (SIZE - 1)]
     for _ in range(LOSSY.steps):
         before, (state, timestep) = state, programs.step(state, draw_open_actions(rng, timestep), ())
@@ -258,15 +265,15 @@ def test_who_failed_neither_moves_nor_measures_nor_sends() -> None:
         drawn_numbers = np.asarray(timestep.observation)[~gone][..., 1].max(axis=(1, 2))
         np.testing.assert_allclose(drawn_numbers, (np.flatnonzero(~gone) + 1) / SIZE, atol=1e-6)
     assert float(timestep.metrics["attempts"]) == attempts[LOSSY.steps - 1]
-    assert sizes[-1] == 0 and sorted(sizes, reverse=True) == sizes
-    assert {"uavs", "attempts"} <= set(LOSSY.spec.labels) and "uavs" not in communication.METRICS
+    assert sorted(sizes, reverse=True) == sizes
+    return sizes[-1]
 
 
 def test_missions_are_the_same_until_somebody_fails() -> None:
     """A UAV that fails closes no cell to others either: masks look at those that fly."""
     envs = [get_programs(env) for env in (make(num_agents=SIZE, **USUAL), LOSSY)]
     rng, compared = np.random.default_rng(0), 0
-    for key in jax.random.split(jax.random.key(1), 12):
+    for key in jax.random.split(jax.random.key(1), 24):
         pair = [env.reset(key, ()) for env in envs]
         for _ in range(LOSSY.steps):
             action = draw_open_actions(rng, pair[0][1])
