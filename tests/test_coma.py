@@ -34,29 +34,18 @@ from helpers.coma import (
 
 from envs_jax import Box, TimeStep
 from envs_jax.progress import start
-from jaxrl.algos.base import AlgoState, Phase, Trajectory
-from jaxrl.algos.coma import Coma
+from jaxrl.algos.base import AlgoState, Learner, Phase, Trajectory
+from jaxrl.algos.coma import Coma, ComaParameters
 from jaxrl.algos.coma_original import ComaOriginal
 from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UsageError
 from jaxrl.nn import distributions
-from jaxrl.rl import policy_gradient
 from jaxrl.runtime.build import build_algorithm, build_run
 
 FIXED = dataclasses.replace(VECTOR, fixed_horizon=True)
 ORIGINAL = {"kind": ComaOriginal, "spec": FIXED}
 
 # ---------------------------------------------------------------- targets: y = r + d ((1 - l) Q'_next + l y_next)
-
-
-def test_lambda_returns_by_hand() -> None:
-    """Rows end in an ordinary step, a termination, a truncation, the end of the data; gamma = lambda = 1/2.
-
-    y4 = 4 + 1/2 [1/2 8 + 1/2 8]; y3 = 3 + 1/2 30; y2 = 2; y1 = 1 + 1/2 [1/2 10 + 1/2 2].
-    """
-    reward, discount, value, lambda_ = np.float32([[1, 2, 3, 4], [0.5, 0, 0.5, 0.5], [10, 20, 30, 8], [0.5, 0, 0, 0.5]])
-    targets = jax.jit(policy_gradient.lambda_returns)(reward, discount, value, lambda_)
-    close(targets, [4.0, 2.0, 18.0, 8.0], 1e-6)
 
 
 def test_targets_and_weights_of_a_rollout_by_hand() -> None:
@@ -88,6 +77,13 @@ def test_targets_and_weights_of_a_rollout_by_hand() -> None:
     close(targets[3:, 1], [1.75, 7], 1e-6)
     weight = algo.batches.sample_weights(trajectory)[..., 0]
     close(np.transpose(weight), [[1.25, 0, 1.25, 1.25, 0], [1.25] * 5], 1e-6)
+
+
+def test_the_soft_target_moves_by_tau_before_the_first_minibatch_of_an_epoch() -> None:
+    algo = small(tau=0.25)
+    params = ComaParameters(actor=None, critic=Learner(jnp.ones(2), ()), target=jnp.zeros(2))  # type: ignore[arg-type]
+    for stage, index, expected in (("critic", 0, 0.25), ("critic", 1, 0.0), ("actor", 0, 0.0)):
+        close(algo.move_targets(params, stage, jnp.int32(index)).target, [expected, expected], 1e-7)
 
 
 # ---------------------------------------------------------------- policy: pi ~ mask ((1 - e) softmax + e / n)
@@ -249,14 +245,6 @@ def test_metrics_of_an_actor_update_in_numpy() -> None:
         "kl": np.mean(weight * (ratio - 1 - np.log(ratio))),
     }
     assert {name: float(metrics[name]) for name in expected} == pytest.approx(expected, abs=1e-6)
-
-
-def test_divergence_from_the_policy_that_chose() -> None:
-    """Over actions drawn as the behaviour policy draws them, its mean is KL(behaviour || pi)."""
-    behaviour = np.array([0.5, 0.3, 0.2])
-    pi = np.array([0.2, 0.7, 0.1])
-    kl = (behaviour * np.log(behaviour / pi)).sum()
-    close(policy_gradient.divergence(*np.float32([np.log(pi), np.log(behaviour), 3 * behaviour])), kl, 1e-6)
 
 
 def test_chunks_give_the_same_gradients() -> None:
