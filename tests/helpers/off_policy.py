@@ -24,6 +24,7 @@ from jaxrl.algos.sac import Sac
 from jaxrl.algos.student import Student
 from jaxrl.nn import optimizers
 from jaxrl.rl.data_parallel import DataParallel, logical_shards, make_mesh
+from jaxrl.runtime.rollouts import Evaluator, learned_policy
 from jaxrl.runtime.trainer import BlockMetrics, Trainer, TrainState
 
 SMALL = {"hidden_size": 16, "batch_size": 16, "buffer_size": 400}
@@ -139,6 +140,16 @@ def run(trainer: Trainer, iterations: int) -> tuple[TrainState, BlockMetrics]:
     state, metrics = trainer.make_block(trainer.algo.phases[-1])(state, jnp.int32(iterations))
     assert int(metrics.iterations) == iterations and int(metrics.not_finite) == -1
     return state, metrics
+
+
+def score_after(trainer: Trainer, seed: int, iterations: int, metric: str) -> float:
+    """The mean of a metric in held-out episodes after training, of an algorithm with a single phase."""
+    (phase,) = trainer.algo.phases
+    state, _ = trainer.make_block(phase)(trainer.init(jax.random.key(seed)), jnp.int32(iterations))
+    acts = learned_policy(trainer.algo)
+    evaluator = Evaluator(trainer.env, acts, 256, make_mesh(1), init_carry=trainer.algo.init_carry)
+    results = evaluator.jit_final_values()(trainer.policies(state), jax.random.key(9), ())
+    return float(np.mean(results[metric]))
 
 
 def digest(tree: Any) -> dict[str, str]:
