@@ -132,6 +132,14 @@ CASES = {
          "tau": 0.05, "actor_lr": 3e-3, "critic_lr": 3e-3, "max_grad_norm": 0.0, "first_layer": "relu",
          "hidden_size": 32},
     ),
+    # Of Lock again, as snakes learn: 0.02 of the actions are random at the end, 1.95 as above.
+    "ddpg discrete": Case(
+        "ddpg", Lock(), 1.8, 64 * 400,
+        {"num_envs": 64, "env_steps_per_update": 16, "batch_size": 64, "buffer_size": 16000, "gamma": 1.0,
+         "tau": 0.05, "actor_lr": 3e-3, "critic_lr": 3e-3, "action_gradient": "expected", "entropy_weight": 0.01,
+         "eps_start": 0.3, "eps_decay": 0.99, "eps_min": 0.02, "max_grad_norm": 0.0, "first_layer": "relu",
+         "hidden_size": 32},
+    ),
 }  # fmt: skip
 
 
