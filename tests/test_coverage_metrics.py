@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 from helpers.cases import by_day
-from helpers.coverage import fly, make
+from helpers.coverage import make, wander
 from helpers.programs import get_programs
 
 import jaxrl.cli.evaluate
@@ -30,7 +30,7 @@ ROUTE = {"num_agents": 4, "num_actions": 27, "budget": 2, "start": "corners", "m
 def test_the_error_of_the_map(settings: dict[str, Any]) -> None:
     env = make(mission_metrics=True, **settings)
     errors = []
-    for state, timestep in fly(env, jax.random.key(8)):
+    for state, timestep in wander(env, jax.random.key(8)):
         stored = np.asarray(state.maps.beliefs)[-1].astype(np.float64)
         if env.belief_dtype == "int16":
             odds = np.where(stored == -32768, 0.0, stored / STEP)

@@ -1,7 +1,6 @@
 """Closed actions are never played: by any algorithm with discrete actions, its policy, and every export of it."""
 
 import dataclasses
-import types
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.cases import by_day
+from helpers.exported import load_agent
 from helpers.tiny import TinyQ
 
 from envs_jax import Box, Discrete, Environment, EnvSpec, TimeStep, restart, transition
@@ -146,14 +146,6 @@ def test_exported_agents_play_no_closed_action(name: str, tmp_path: Path) -> Non
     greedy = make_greedy(policy)
     assert [argument.name for argument in greedy.inputs] == ["observation", "action_mask"]
     check(jax.jit(greedy.function)(LOGITS, MASK), every=False)
-
-
-def load_agent(folder: Path) -> Any:
-    """The module agent.py in a folder."""
-    module = types.ModuleType("exported")
-    module.__file__ = str(folder / "agent.py")
-    exec(compile((folder / "agent.py").read_text(), module.__file__, "exec"), vars(module))
-    return module
 
 
 @pytest.mark.needs("onnx", "onnxruntime")
