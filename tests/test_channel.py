@@ -15,7 +15,6 @@ from helpers.programs import get_programs
 import jaxrl
 from bench.parity.coverage import probability
 from bench.reference.coverage import oracle
-from envs_jax.batch import batched
 from envs_jax.coverage import communication, egocentric, terrain, viewer
 from envs_jax.coverage import env as env_module
 from envs_jax.progress import start

@@ -15,7 +15,6 @@ from helpers.programs import get_programs
 
 import envs_jax
 from bench.parity.coverage import advance, environment, lattice, launch, rectangle, whole_map
-from bench.reference.coverage import oracle
 from envs_jax.coverage import actions, baselines, terrain
 
 

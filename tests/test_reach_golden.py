@@ -6,7 +6,6 @@ The bounds come from `bench.parity.metaworld`: three times what was measured whe
 
 import jax
 import numpy as np
-import pytest
 from helpers import golden
 
 from bench.parity import metaworld, reach
