@@ -363,12 +363,13 @@ def test_planes_of_ages() -> None:
 
 def test_egocentric_views_keep_planes_of_ages() -> None:
     rng = np.random.default_rng(0)
+    turn = jax.jit(egocentric.egocentric, static_argnums=(1, 2))
     for channels in (7, 12):
         view = rng.random((11, 11, channels)).astype(np.float32)
         view[..., 2] = np.arange(11)[:, None] >= 3
         with_ages = np.concatenate([view[..., :7], np.full((11, 11, 3), 0.5, np.float32), view[..., 7:]], axis=-1)
-        plain, order = egocentric.egocentric(jnp.asarray(view), 6)
-        aged, aged_order = egocentric.egocentric(jnp.asarray(with_ages), 6, ages=3)
+        plain, order = turn(view, 6, 0)
+        aged, aged_order = turn(with_ages, 6, 3)
         np.testing.assert_array_equal(np.delete(np.asarray(aged), [7, 8, 9], axis=-1), plain)
         np.testing.assert_array_equal(aged[..., 7:10], with_ages[..., 7:10])
         np.testing.assert_array_equal(order, aged_order)
