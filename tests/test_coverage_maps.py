@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from helpers.coverage import batch, make
 
-import envs_jax
 from bench.reference.coverage import oracle
 from envs_jax.batch import batched
-from envs_jax.coverage import belief, communication, sensor, terrain, world
+from envs_jax.coverage import belief, sensor, terrain, world
 from envs_jax.coverage.maps import dense, fixed_point
 from envs_jax.coverage.maps import windows as windows_backend
 from envs_jax.coverage.maps.types import Measurements
@@ -352,22 +351,3 @@ def test_bits_of_the_noise_are_uniform():
             counts = np.bincount(half >> 10, minlength=64)
             statistic = np.sum((counts - counts.mean()) ** 2) / counts.mean()
             assert 25 < statistic < 120  # 63 degrees of freedom
-
-
-def test_readings_follow_the_truth():
-    env = envs_jax.make("coverage", q=7, num_agents=2)
-    recorded = jnp.asarray(np.random.default_rng(0).random((2, env.n, env.n)) < 0.5)
-
-    @jax.jit
-    def read(key):
-        state = env._draw_mission(key)
-        rows = jnp.arange(env.n, dtype=jnp.int32)[:, None]
-        columns = jnp.arange(env.n, dtype=jnp.int32)[None, :]
-        sources = sensor.noise(state.key, jnp.int32(1), 2), recorded
-        look = [sensor.reads_occupied(s, state.terrain, 1, jnp.int32(0), rows, columns, env.n) for s in sources]
-        return terrain.whole(state.terrain, env.n), *look
-
-    truth, read_now, again = map(np.asarray, read(jax.random.key(2)))
-    assert np.mean(read_now == truth) > 0.98
-    np.testing.assert_array_equal(again, recorded[1])
-    assert communication.RANGES == (0.0, 15.0, 25.0, 100.0)

@@ -241,15 +241,6 @@ SMALL = "--q 3 --num_agents 2 --budget 2"
 
 
 @pytest.mark.slow
-def test_scripted_policies_over_a_file(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    conditions = tmp_path / "conditions.yaml"
-    conditions.write_text(f"usual: {{}}\nown: {{terrain: {file}}}\n")
-    argv = f"--env coverage {SMALL} --policy random --episodes 4 --conditions {conditions}"
-    assert jaxrl.cli.evaluate.main(argv.split()) == 0
-    assert "own" in capsys.readouterr().out
-
-
-@pytest.mark.slow
 def test_runs_find_their_file_again(file: str, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)

@@ -139,13 +139,6 @@ def test_random_opponents_are_uniform_and_independent():
     assert_uniform(np.bincount(np.asarray(chosen) @ [1, 4, 16], minlength=64), 64)
 
 
-def test_beans_fill_what_is_left_and_no_more():
-    board = Board(3, 3)
-    game = jax.tree.map(np.asarray, jax.jit(lambda w: spawn.begin(board, w, 2, 5))(words(2 + 5, 50)))
-    assert ((game.beans >= 0).sum(0) == 3).all()
-    assert (game.beans[3:] == -1).all()
-
-
 def test_fixed_respawns_are_connected_and_look_ahead():
     board = Board(4, 6)
     rng = np.random.default_rng(3)

@@ -186,10 +186,7 @@ def test_runs_of_subclasses(tmp_path: Path) -> None:
         assert isinstance(jaxrl.load(own).algo, Further)
         again = run(f"--config {own / 'config.yaml'} --total_env_steps 160", tmp_path)
         assert outcome(again) == outcome(parent)
-    settings = {name.lstrip("-"): value for name, value in zip(*[iter(TINY.split())] * 2, strict=True)}
-    settings = {name: yaml.safe_load(value) for name, value in settings.items() if name != "env"}
-    result = jaxrl.train(
-        Further, "helpers.tiny:Corridor", preset="coma_quick", total_env_steps=160, runs=str(tmp_path), progress=False,
-        **settings,
-    )  # fmt: skip
-    assert outcome(result.directory) == outcome(parent)
+        names, values = TINY.replace("--", "").split()[::2], map(yaml.safe_load, TINY.split()[1::2])
+        settings = dict(zip(names, values, strict=True)) | {"total_env_steps": 160, "runs": str(tmp_path)}
+        result = jaxrl.train(Further, preset="coma_quick", progress=False, **settings)
+        assert outcome(result.directory) == outcome(parent)
