@@ -74,6 +74,14 @@ def check_moment(env: Any, mission: oracle.Mission, state: Any, timestep: Any, n
     np.testing.assert_allclose(timestep.metrics["f1"], expected["f1"], atol=1.0 / max(1, mission.truth.sum()))
 
 
+def rewards_of(mission: oracle.Mission) -> tuple[float, float]:
+    """The reward of training and the absolute one, for the last measurements."""
+    before, after, rule = mission.previous_global_belief, mission.global_belief, mission.settings
+    weight = oracle.class_weight(after, rule.class_weights, rule.unknown_weight)
+    absolute = oracle.utilities(oracle.entropy(before), oracle.entropy(after), weight)[1]
+    return oracle.reward(before, after, rule), 10.0 * absolute - 0.17
+
+
 def check_greedy(scores: Any, mission: oracle.Mission) -> None:
     """Gains of the greedy policy, and its scores, which are discounted where agents contest a place."""
     masks = oracle_baselines.greedy_masks(mission)
@@ -137,8 +145,7 @@ def check_mission(backend: str, rule: dict[str, Any], seed: int, timing: str = "
     state = jax.jit(env.begin)(jax.random.key(0), ground, lattice(mission.positions), comm_range)
     state, timestep = advance(state, state.positions, mission.received, readings(mission))
     assert np.all(np.asarray(timestep.reward) == 0.0)
-    before = oracle.entropy(mission.global_belief)
-    late = oracle.reward(mission.previous_global_belief, mission.global_belief, mission.settings)
+    earned = rewards_of(mission)
     while True:
         heard = received(lattice(mission.positions), comm_range)
         assert np.all(np.asarray(heard) | ~mission.received)
@@ -153,17 +160,14 @@ def check_mission(backend: str, rule: dict[str, Any], seed: int, timing: str = "
             break
         actual_masks, moved = masks_of(state.positions, np.asarray(chosen, np.int32), rule["num_actions"])
         np.testing.assert_array_equal(actual_masks, masks)
-        reward, _ = mission.step(chosen)
-        paid, late = reward if timing == "aligned" else late, reward  # the original system pays one step later
+        mission.step(chosen)
+        before, earned = earned, rewards_of(mission)
+        reward, absolute = earned if timing == "aligned" else before  # the original system pays one step later
         np.testing.assert_array_equal(moved, lattice(mission.positions))
         state, timestep = advance(state, moved, mission.received, readings(mission))
         tolerance = 1e-5 * max(1.0, rule["reward_scale"] / 22.0)
-        np.testing.assert_allclose(timestep.reward, paid, atol=tolerance)
-        after = oracle.entropy(mission.global_belief)
-        weight = oracle.class_weight(mission.global_belief, rule["class_weights"], rule["unknown_weight"])
-        gain = 10.0 * oracle.utilities(before, after, weight)[1] - 0.17
-        np.testing.assert_allclose(timestep.metrics["return_abs"], gain, atol=2e-5)
-        before = after
+        np.testing.assert_allclose(timestep.reward, reward, atol=tolerance)
+        np.testing.assert_allclose(timestep.metrics["return_abs"], absolute, atol=2e-5)
 
 
 @functools.partial(jax.jit, static_argnums=2)
