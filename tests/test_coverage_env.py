@@ -3,7 +3,6 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.coverage import make, wander
@@ -58,13 +57,6 @@ def test_messages_within_range_are_those_of_the_oracle():
         received = hear(np.int32(places), np.float32(comm_range), delivered)
         for ours, place, kept in zip(received, places, delivered, strict=True):
             np.testing.assert_array_equal(ours, oracle.received_messages(5 * place, comm_range, kept, 0.5))
-
-
-def test_field_uses_packed_bits():
-    env = make(q=5, terrain="field")
-    state, _ = jax.eval_shape(env.reset, jax.random.key(0), ())
-    assert state.terrain.bits.dtype == jnp.uint8 and state.terrain.bits.shape == (-(-env.n // 8), env.n)
-    assert make(terrain="mixed").spec.num_agents == 4
 
 
 def test_bytes_of_the_state():

@@ -268,6 +268,10 @@ def advised(policy: Any) -> type[Corridor]:
     return type("Advised", (Broken,), {"baselines": {"own": policy}})
 
 
+def batched_by(batch: type[BatchedEnvironment]) -> type[Corridor]:
+    return type("Batched", (Broken,), {"batched": lambda self: batch(self)})
+
+
 def hears_other(age: Any) -> jax.Array:
     """Links of two agents that hear each other."""
     return jnp.where(jnp.eye(2, dtype=bool), jnp.int32(-1), jnp.int32(age))
@@ -359,9 +363,13 @@ class MixingBatch(BatchedEnvironment):
         return state, dataclasses.replace(timestep, reward=timestep.reward + timestep.reward.mean(0, keepdims=True))
 
 
-class SeesOtherCopies(Broken):
-    def batched(self) -> BatchedEnvironment:
-        return MixingBatch(self)
+@dataclasses.dataclass(frozen=True)
+class ReversedBatch(BatchedEnvironment):
+    """Copies start in the wrong order."""
+
+    def _start(self, keys: Any, episode: Any, context: Any) -> Any:
+        state, timestep = super()._start(keys, episode, context)
+        return state, dataclasses.replace(timestep, observation=timestep.observation[::-1])
 
 
 TWO = {"num_agents": 2, "length": 3}
@@ -482,7 +490,8 @@ BROKEN: list[tuple[str, Any, dict[str, int], str]] = [
     ("egocentric actions", spec_with(egocentric=lambda view: (view, jnp.zeros(3, jnp.int32))), TWO,
         r"egocentric returns as actions int32\[3\], expected int32\[2\]"),
     # batch and baselines
-    ("copies mix", SeesOtherCopies, {"length": 2}, r"gives other values in a batch than by itself at step \d.*reward"),
+    ("copies start as others", batched_by(ReversedBatch), {}, "values in a batch than by itself after reset.*obs"),
+    ("copies mix", batched_by(MixingBatch), {"length": 2}, r"values in a batch than by itself at step \d.*reward"),
     ("baseline type", advised(lambda env, state, timestep, key: jnp.zeros(1)), {},
         r"baseline 'own' returns float32\[4, 1\], expected int32\[4, 1\]"),
     ("baseline range", advised(lambda env, state, timestep, key: jnp.full(1, 2, jnp.int32)), {},

@@ -185,10 +185,8 @@ def test_what_is_no_mask_is_refused(tmp_path: Path) -> None:
 
 def test_a_mask_is_given_where_it_is_needed_and_nowhere_else(tmp_path: Path) -> None:
     observation = np.zeros((AGENTS, ACTIONS), np.float32)
-    policy, free = (
-        make_policy("ddpg", custom=False),
-        dataclasses.replace(make_policy("ddpg", custom=False), env=Closing(masks=False)),
-    )
+    policy = make_policy("ddpg", custom=False)
+    free = dataclasses.replace(policy, env=Closing(masks=False))
     timestep = policy.env.reset(jax.random.key(0))[1]
     for without in (observation, observation[None], dataclasses.replace(timestep, action_mask=None)):
         with pytest.raises(ValueError, match=r"'closing' closes actions.*give action_mask, bool\[.*2, 4\]"):
