@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.coverage import make
+from helpers.coverage import begin, make, proceed
 from helpers.programs import get_programs
 
 import jaxrl
@@ -67,11 +67,10 @@ EAST, WEST, NORTH = 3, 0, 2  # x + 5 m, x - 5 m, y + 5 m
 )
 def test_counts_of_a_scripted_mission(settings: dict[str, Any], expected: dict[str, float]) -> None:
     env = make(**ROUTE, **settings, channel_metrics=True)
-    programs = get_programs(env)
-    state, timestep = programs.reset(jax.random.key(3), ())
+    state, timestep = begin(env, jax.random.key(3))
     seen = [{name: float(value) for name, value in timestep.metrics.items()}]
     for _ in range(env.steps):
-        state, timestep = programs.step(state, np.array([EAST, WEST, NORTH, NORTH], np.int32), ())
+        state, timestep = proceed(env, state, np.array([EAST, WEST, NORTH, NORTH], np.int32))
         seen.append({name: float(value) for name, value in timestep.metrics.items()})
     assert [row["attempts"] for row in seen] == [12, 24, 36, 48, 48]
     assert [row["eligible"] for row in seen] == [0, 2, 4, 6, 6]
@@ -236,9 +235,9 @@ class IntegerBeliefs:
 def check_missions(env: Any, missions: int) -> None:
     """Beliefs and observations of missions of the environment are those of the oracle."""
     exact = env.belief_dtype == "int16"
-    programs, arrived = get_programs(env), 0
+    arrived = 0
     for key in jax.random.split(jax.random.key(5), missions):
-        state, timestep = programs.reset(key, ())
+        state, timestep = begin(env, key)
         mission, beliefs = oracle_mission(env, key, state), IntegerBeliefs(env)
         mission._rng = np.random.default_rng(np.asarray(jax.random.key_data(key))[-1])
         while True:
@@ -256,7 +255,7 @@ def check_missions(env: Any, missions: int) -> None:
                 break
             actions = mission.random_actions()
             mission.step(actions)
-            state, timestep = programs.step(state, actions.astype(np.int32), ())
+            state, timestep = proceed(env, state, actions.astype(np.int32))
             np.testing.assert_array_equal((np.asarray(state.positions) + [0, 0, 1]) * SPACING, mission.positions)
     assert arrived > missions
 

@@ -17,8 +17,8 @@ from envs_jax.coverage import actions, communication, starts, terrain, world
 MISSIONS = golden.COVERAGE_MISSIONS
 
 
-# Each is a program of its own: m00 has the published resolution, m06 a team of another size; others at night.
-@pytest.mark.parametrize("name", by_day(MISSIONS, ["m00", "m03", "m06"]))
+# Each is a program of its own: m00 has the published resolution; by day the live oracle flies other teams.
+@pytest.mark.parametrize("name", by_day(MISSIONS, ["m00"]))
 def test_replay_float32(name):
     with golden.skipping():
         coverage.compare(name, "float32").check()

@@ -106,7 +106,7 @@ def test_snakes_start_uniformly_over_what_earlier_ones_leave():
 
 def test_resets_draw_every_part_on_its_own():
     """The places of the snake and of the bean, by the environment's random words."""
-    env = envs_jax.make("snakes", height=3, width=3, snakes=1, beans=1, teams=1)
+    env = envs_jax.make("snakes", height=3, width=3, snakes=1, beans=1, teams=1, observation="obs26", masks=False)
     state, _ = jax.jit(lambda keys: env.batched().reset(keys, env.context(ENDED)))(keys())
     game = jax.tree.map(np.asarray, state.env.game)
     outcome = (game.tail[:, 0] * 4 + game.direction[:, 0]) * 128 + game.beans[:, 0]
@@ -115,7 +115,7 @@ def test_resets_draw_every_part_on_its_own():
 
 def test_steps_draw_every_part_on_its_own():
     """Two turns and a new bean, of the environment's own random words; a random opponent may turn or not."""
-    env = envs_jax.make("snakes_1v1", beans=1, opponent="0")
+    env = envs_jax.make("snakes_1v1", beans=1, opponent="0", observation="obs26", masks=False)
     bodies = [[(1, 1), (1, 2), (1, 3)], [(4, 5), (4, 4), (4, 3)]]
     game = from_segments(env.board, bodies, [2, 3], [], 1)
     lanes = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x)[None], DRAWS, 0), game)

@@ -62,7 +62,7 @@ def test_published_schedules(name):
 
 
 def test_levels_are_drawn_as_the_mixture_says():
-    env = envs_jax.make("snakes_1v1", opponent="0:1,2:2,evasion:1", side="both")
+    env = envs_jax.make("snakes_1v1", opponent="0:1,2:2,evasion:1", side="both", observation="obs26", masks=False)
     keys = jax.random.split(jax.random.key(3), 4000)
     state, _ = jax.jit(lambda keys: batched(env).reset(keys, context(env)))(keys)
     shares = np.bincount(np.asarray(state.env.level), minlength=6) / 4000
