@@ -186,7 +186,7 @@ def test_runs_of_subclasses(tmp_path: Path) -> None:
         assert isinstance(jaxrl.load(own).algo, Further)
         again = run(f"--config {own / 'config.yaml'} --total_env_steps 160", tmp_path)
         assert outcome(again) == outcome(parent)
-        names, values = TINY.replace("--", "").split()[::2], map(yaml.safe_load, TINY.split()[1::2])
-        settings = dict(zip(names, values, strict=True)) | {"total_env_steps": 160, "runs": str(tmp_path)}
-        result = jaxrl.train(Further, preset="coma_quick", progress=False, **settings)
+        flags = f"{TINY} --total_env_steps 160".replace("--", "").split()
+        settings = dict(zip(flags[::2], map(yaml.safe_load, flags[1::2]), strict=True))
+        result = jaxrl.train(Further, preset="coma_quick", progress=False, runs=str(tmp_path), **settings)
         assert outcome(result.directory) == outcome(parent)
