@@ -179,7 +179,7 @@ class Check(TypeCheck):
     def play(self, key: Array, context: Any, steps: int) -> tuple[Array, BatchState, TimeStep]:
         """Play a batch, and one of its copies by itself, through an episode and its restart; return keys and reset."""
 
-        def row(tree: Any, index: Array) -> Any:
+        def row(tree: Any, index: Array | int) -> Any:
             return jax.tree.map(lambda x: x[index], tree)
 
         def advance(keys: Array, state: BatchState, timestep: TimeStep, step_index: Array, same_action: Array) -> Any:
