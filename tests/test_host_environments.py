@@ -373,20 +373,8 @@ def test_an_environment_that_raises(command: str, tmp_path: Path, monkeypatch: A
         code = evaluate.main(["--env", "gymnasium:host/Fragile-v0", "--episodes", "2", "--policy", "random"])
     error = capsys.readouterr().err
     assert code == 1 and error.count("in the environment:\nTraceback") == error.count("Traceback") == 1
-    sentence = (
-        "'gymnasium:host/Fragile-v0' failed on the host in step 4 of environment 0 (RuntimeError: the rope broke)"
-    )
-    assert error.splitlines()[-1] == f"error: {sentence}: correct it and start again"
-
-
-def test_an_observation_of_another_shape_is_no_broadcast() -> None:
-    arguments = json.dumps({"last": -1, "size": 3, "thin": 2})
-    batch = batched(envs_jax.make("gymnasium:host/Fragile-v0", arguments=arguments))
-    rows, _ = roll(batch, np.ones((1, 1, 1, 3), np.float32))
-    assert batch.failure is None and not rows[1].done.any()
-    rows, _ = roll(batch, np.ones((2, 1, 1, 3), np.float32))
-    assert "an observation has the shape (1,), but its space has (3,)" in str(batch.failure)
-    assert np.isnan(rows[2].reward).all()
+    place = "'gymnasium:host/Fragile-v0' failed on the host in step 4 of environment 0"
+    assert error.splitlines()[-1] == f"error: {place} (RuntimeError: the rope broke): correct it and start again"
 
 
 @pytest.mark.slow
@@ -420,16 +408,8 @@ def test_large_arrays_on_one_core_end_in_time() -> None:
         ("gymnasium:absent_module:X-v0", {}, "there is no module 'absent_module' on the Python path"),
         ("pettingzoo:absent", {}, "unknown environment 'pettingzoo:absent'"),
         ("pettingzoo:helpers.tiny", {}, "has no parallel_env, and jaxrl trains only agents"),
-        (
-            "pettingzoo:helpers.hunt",
-            {"arguments": '{"boxes": true}'},
-            "agents with different actions that are not all int",
-        ),
-        (
-            "pettingzoo:helpers.hunt",
-            {"arguments": '{"images": true}'},
-            "different observations, some of them images, whi",
-        ),
+        ("pettingzoo:helpers.hunt", {"arguments": '{"boxes": true}'}, "different actions that are not all integers"),
+        ("pettingzoo:helpers.hunt", {"arguments": '{"images": true}'}, "different observations, some of them images"),
         ("gymnasium:host/Parts-v0", {"arguments": '{"other": "text"}'}, "has observations of the kind Text in 'other'"),
         ("gymnasium:host/Parts-v0", {"arguments": '{"other": "sequence"}'}, "of the kind Sequence in 'other'"),
         ("gymnasium:host/Parts-v0", {"arguments": '{"other": "many"}'}, "actions of 6 integers with 531,441 combinat"),

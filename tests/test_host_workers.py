@@ -98,9 +98,8 @@ def test_an_exception_in_a_worker_has_its_traceback(capsys: pytest.CaptureFixtur
         if workers == 1:
             assert "in the environment:\nTraceback" in printed and "the rope broke\nand more" in printed
             assert "helpers/host.py" in printed and printed.count("Traceback") == 1
-    assert failures[0] == failures[1] and "in step 4 of environment 0 (RuntimeError: the rope broke)" in str(
-        failures[0]
-    )
+    assert failures[0] == failures[1]
+    assert "in step 4 of environment 0 (RuntimeError: the rope broke)" in str(failures[0])
     assert "in a process of host_workers:\nTraceback" in printed and "the rope broke\nand more" in printed
     assert "helpers/host.py" in printed and not multiprocessing.active_children()
 
@@ -158,9 +157,8 @@ def test_a_process_that_may_not_start_others(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
     batch = batched(envs_jax.make("gymnasium:CartPole-v1", host_workers=2))
     roll(batch, 2, 1)
-    assert "is a daemonic worker of multiprocessing, which may not start others): use host_workers 1" in str(
-        batch.failure
-    )
+    sentence = "is a daemonic worker of multiprocessing, which may not start others): use host_workers 1"
+    assert sentence in str(batch.failure)
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 from helpers.cases import by_day
 from helpers.flag_runs import ENVIRONMENTS, RUNS, make_run
+from helpers.programs import equations
 from helpers.tiny import Corridor
 from test_env_contract import SETTINGS
-from test_x64 import equations
 
 import envs_jax
 import jaxrl

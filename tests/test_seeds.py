@@ -25,6 +25,7 @@ from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UsageError
 from jaxrl.report.writer import read_metrics
 from jaxrl.runtime.build import build_run
+from jaxrl.runtime.trainer import Trainer
 
 pytestmark = pytest.mark.slow
 
@@ -84,14 +85,6 @@ def test_the_runs_own_metrics_are_means_over_seeds(three: Path) -> None:
             assert row["episodes"] == sum(seed_rows["episodes"] for seed_rows in each)
 
 
-@pytest.mark.parametrize("devices", [2, 4])
-def test_devices_share_the_seeds(devices: int, tmp_path: Path) -> None:
-    flags = "--num_seeds 4 --total_env_steps 640"
-    one, several = (train_run(f"{flags} --devices {count}", tmp_path) for count in (1, devices))
-    for name in ("", "seed_0", "seed_3"):
-        close(rows(several / name), rows(one / name))
-
-
 def test_devices_that_do_not_divide_the_seeds() -> None:
     for seeds, devices in ((3, 3), (4, 4), (6, 6), (16, 8)):
         flags = f"{FLAGS} --total_env_steps 640 --num_seeds {seeds}"
@@ -100,22 +93,10 @@ def test_devices_that_do_not_divide_the_seeds() -> None:
     assert build_run(parse(f"{FLAGS} --total_env_steps 640 --num_seeds 5 --devices 4".split()).config).mesh.size == 1
 
 
-def test_a_resumed_run_is_exact(tmp_path: Path) -> None:
-    whole = train_run("--num_seeds 2 --devices 1 --total_env_steps 1280", tmp_path)
-    part = train_run("--num_seeds 2 --devices 1 --total_env_steps 960", tmp_path)
-    assert jaxrl.cli.train.main(["--resume", str(part), "--total_env_steps", "1280"]) == 0
-    for name in ("", "seed_0", "seed_1"):
-        assert rows(part / name) == rows(whole / name) and len(rows(whole / name)) > 15
-    for seed in (0, 1):
-        params = (jaxrl.load(run / f"seed_{seed}", best=False).params for run in (part, whole))
-        jax.tree.map(np.testing.assert_array_equal, *params)
-
-
 def test_tables_show_means_over_seeds(three: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [str(three), "--episodes", "16", "--policy", "learned,random", "--last"]
     assert jaxrl.cli.evaluate.main(arguments) == 0
     assert "learned policies: over the means of 3 seeds" in capsys.readouterr().out
-    report = json.loads((three / "evaluation.json").read_text()) if (three / "evaluation.json").exists() else None
     file = three / "own.json"
     assert jaxrl.cli.evaluate.main([*arguments, "--json", str(file)]) == 0
     report = json.loads(file.read_text())
@@ -138,21 +119,25 @@ def test_tables_show_means_over_seeds(three: Path, capsys: pytest.CaptureFixture
     capsys.readouterr()
 
 
+def check_trials(several: Trainer, singles: list[Trainer], seeds: tuple[int, int]) -> None:
+    """Both trials learn in all phases what trainers of one trial do with these seeds."""
+    both = several.init(several.keys(0))
+    alone = [single.init(jax.random.key(seed)) for single, seed in zip(singles, seeds, strict=True)]
+    for phase in several.algo.phases:
+        iterations = jnp.int32(min(phase.iterations or 3, 3))
+        both, metrics = several.make_block(phase)(both, iterations)
+        assert np.all(np.asarray(metrics.not_finite) == -1)
+        for index, single in enumerate(singles):
+            alone[index], expected = single.make_block(phase)(alone[index], iterations)
+            for name, learned in expected.learning.items():
+                actual = np.asarray(metrics.learning[name])[:, index]
+                np.testing.assert_allclose(actual, learned, rtol=2e-3, atol=2e-4, err_msg=name)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_algorithms_learn_in_each_seed_what_they_do_alone(case: str) -> None:
     single = trainer_of(case)
-    several = dataclasses.replace(single, seeds=2)
-    both = several.init(several.keys(0))
-    alone = [single.init(jax.random.key(seed)) for seed in (0, 1)]
-    for phase in single.algo.phases:
-        iterations = jnp.int32(min(phase.iterations or 3, 3))
-        both, metrics = several.make_block(phase)(both, iterations)
-        assert int(metrics.not_finite[0]) == -1
-        for seed in (0, 1):
-            alone[seed], expected = single.make_block(phase)(alone[seed], iterations)
-            for name, values in expected.learning.items():
-                actual = np.asarray(metrics.learning[name])[:, seed]
-                np.testing.assert_allclose(actual, values, rtol=2e-3, atol=2e-4, err_msg=name)
+    check_trials(dataclasses.replace(single, seeds=2), [single, single], (0, 1))
 
 
 def test_a_seed_that_is_not_finite_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -248,11 +233,13 @@ def test_looking_at_a_sweep(sweep: Path, tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_a_resumed_sweep_is_exact(tmp_path: Path) -> None:
-    flags = "--sweep lr=0.1,0.3 --devices 1 --total_env_steps"
+    flags = "--sweep lr=0.1,0.3 --num_seeds 2 --devices 1 --total_env_steps"
     whole, part = train_run(f"{flags} 1280", tmp_path), train_run(f"{flags} 960", tmp_path)
     assert jaxrl.cli.train.main(["--resume", str(part), "--total_env_steps", "1280"]) == 0
-    for name in ("lr=0.1", "lr=0.3"):
+    trials = [f"lr={lr}/seed_{seed}" for lr in (0.1, 0.3) for seed in (0, 1)]
+    for name in ("", "lr=0.1", "lr=0.3", *trials):
         assert rows(part / name) == rows(whole / name) and len(rows(whole / name)) > 15
+    for name in trials:
         params = (jaxrl.load(run / name, best=False).params for run in (part, whole))
         jax.tree.map(np.testing.assert_array_equal, *params)
     assert (part / "trials.json").read_text() == (whole / "trials.json").read_text()
@@ -332,20 +319,10 @@ def test_traced_settings_are_those_of_the_field(case: str, vectorized: bool) -> 
         single = make_trainer(Ppo, Corridor(num_agents=2), 8, rollout_steps=10, num_minibatches=2, hidden_size=8)
     else:
         single = trainer_of(case)
-    several = dataclasses.replace(single, sweep=values, vectorized=vectorized)
-    both = several.init(several.keys(0))
     singles = [
         dataclasses.replace(
             single, algo=dataclasses.replace(single.algo, **{name: pair[index] for name, pair in values.items()})
         )
         for index in (0, 1)
     ]
-    alone = [trainer.init(jax.random.key(0)) for trainer in singles]
-    for phase in single.algo.phases:
-        iterations = jnp.int32(min(phase.iterations or 3, 3))
-        both, metrics = several.make_block(phase)(both, iterations)
-        for index, trainer in enumerate(singles):
-            alone[index], expected = trainer.make_block(phase)(alone[index], iterations)
-            for name, learned in expected.learning.items():
-                actual = np.asarray(metrics.learning[name])[:, index]
-                np.testing.assert_allclose(actual, learned, rtol=2e-3, atol=2e-4, err_msg=name)
+    check_trials(dataclasses.replace(single, sweep=values, vectorized=vectorized), singles, (0, 0))

@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.outward import ENVS, SNAKES
+from helpers.programs import equations
 from test_adapters import walk
-from test_batch import jaxprs_in_params
 from test_env_contract import registered_cases
 
 import envs_jax
@@ -25,14 +25,6 @@ from envs_jax.critic_input import with_critic_input
 from envs_jax.progress import add, start, total
 
 COPIES = 3
-
-
-def equations(jaxpr: Any) -> Iterator[Any]:
-    """All equations of a jaxpr and of what it calls."""
-    for equation in jaxpr.eqns:
-        yield equation
-        for inner in jaxprs_in_params(equation.params):
-            yield from equations(inner)
 
 
 def describe(function: Callable[..., Any], *arguments: Any) -> tuple[Any, dict[str, list[str]]]:

@@ -1,10 +1,11 @@
 """Programs of environments, each compiled once in a process: most of the time, tests wait for the compiler."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+from jax.extend.core import jaxprs_in_params
 
 from envs_jax import Environment
 from envs_jax.batch import batched
@@ -39,3 +40,11 @@ class Programs:
 def get_programs(env: Environment) -> Programs:
     """The programs of an environment; equal environments share them."""
     return Programs(env)
+
+
+def equations(jaxpr: Any) -> Iterator[Any]:
+    """All equations of a jaxpr and of what it calls."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in jaxprs_in_params(equation.params):
+            yield from equations(inner)
