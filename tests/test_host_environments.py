@@ -132,29 +132,20 @@ def test_a_state_can_be_stepped_only_once() -> None:
     assert np.isnan(timestep.reward).all() and timestep.terminated.all()
 
 
-def test_a_single_copy() -> None:
+@pytest.mark.parametrize("enabled", [False, True])
+def test_a_single_copy_with_and_without_x64(enabled: bool) -> None:
     """`reset` and `step` of the environment itself, with the types that training relies on."""
-    env = envs_jax.make("gymnasium:CartPole-v1", horizon=9)
-    check_types(env)
-    state, timestep = env.reset(jax.random.key(3))
     theirs = gymnasium.make("CartPole-v1")
     seed = int(jax.random.bits(jax.random.key(3), dtype=jnp.uint32)) // 2
-    np.testing.assert_array_equal(timestep.observation[0], theirs.reset(seed=seed)[0])
-    for _ in range(3):
-        state, timestep = jax.jit(env.step)(state, jnp.ones(1, jnp.int32))
-        np.testing.assert_array_equal(timestep.observation[0], theirs.step(1)[0])
-
-
-@pytest.mark.parametrize("enabled", [False, True])
-def test_dtypes_with_and_without_x64(enabled: bool) -> None:
     with jax.enable_x64(enabled):
-        batch = batched(envs_jax.make("gymnasium:host/Parts-v0"))
-        state, timestep = batch.reset(jax.random.split(jax.random.key(0), 2))
-        again, next_timestep = batch.step(state, timestep, jnp.zeros((2, 1), jnp.int32))
-        types = [
-            jax.tree.map(lambda x: (x.shape, x.dtype), tree) for tree in ((state, timestep), (again, next_timestep))
-        ]
-    assert types[0] == types[1] and timestep.observation.dtype == timestep.reward.dtype == jnp.float32
+        env = envs_jax.make("gymnasium:CartPole-v1", horizon=9)
+        check_types(env)
+        state, timestep = env.reset(jax.random.key(3))
+        np.testing.assert_array_equal(timestep.observation[0], theirs.reset(seed=seed)[0])
+        for _ in range(3):
+            state, timestep = jax.jit(env.step)(state, jnp.ones(1, jnp.int32))
+            np.testing.assert_array_equal(timestep.observation[0], theirs.step(1)[0])
+    assert timestep.observation.dtype == timestep.reward.dtype == jnp.float32
 
 
 # Spaces

@@ -278,7 +278,7 @@ def test_masks_of_observations(mask: Any, shown: Any, action: Any, expected: Any
 
 
 PAIR = spaces.Tuple((bits(2), bits(2)))
-# the mask's space and value, the actions, the refusal; then the mask in `info` and what it opens
+# the space and value of the mask, the actions, the refusal
 UNUSABLE = {
     "another number": (bits(3), np.ones(3, np.int8), spaces.Discrete(4), r"\(3,\) .* \[4\] values: .*\(4,\)"),
     "one-hot": (spaces.MultiDiscrete([2, 2]), np.zeros(2, int), spaces.Discrete(4), "of the kind MultiDiscrete"),

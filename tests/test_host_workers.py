@@ -334,21 +334,10 @@ def test_threads_that_end_while_they_are_counted(monkeypatch: pytest.MonkeyPatch
 
 
 HANGING = """
-import sys, time
-import gymnasium
+import sys
+from helpers import host
 from jaxrl.cli import train
-
-class Hanging(gymnasium.Env):
-    observation_space, action_space = gymnasium.spaces.Discrete(2), gymnasium.spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        return 0, {}
-
-    def step(self, action):
-        print("in a step", flush=True)
-        time.sleep(600)
-
-gymnasium.register("host/Hanging-v0", entry_point=Hanging, max_episode_steps=5)
+host.register()
 sys.exit(train.main(sys.argv[1:]))
 """
 
@@ -356,7 +345,7 @@ sys.exit(train.main(sys.argv[1:]))
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_signal_ends_a_step_that_never_returns(number: int, tmp_path: Path) -> None:
-    flags = "--algo ppo --env gymnasium:host/Hanging-v0 --num_envs 2 --rollout_steps 4 --num_minibatches 1"
+    flags = "--algo ppo --env gymnasium:host/Slow-v0 --num_envs 2 --rollout_steps 4 --num_minibatches 1"
     flags += " --hidden_size 8 --total_env_steps 16 --eval_every 0"
     process = subprocess.Popen(
         [sys.executable, "-c", HANGING, *flags.split()],

@@ -146,19 +146,6 @@ def test_a_seed_that_is_not_finite_ends_the_run(tmp_path: Path, capsys: pytest.C
     assert "loss is not finite at update" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        ("--num_seeds 0", "num_seeds must lie between 1 and 4,096"),
-        ("--num_seeds 2 --seed 4294967295", "exceeds 2^32: lower one of them"),
-        ("--num_seeds 2 --devices 99", "--devices 99, but there are only"),
-    ],
-)
-def test_what_is_refused(flags: str, sentence: str) -> None:
-    with pytest.raises(UsageError, match=sentence.replace("^", r"\^")):
-        build_run(parse(f"{FLAGS} --total_env_steps 640 {flags}".split()).config)
-
-
 def test_seeds_that_a_run_has_not(three: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert jaxrl.cli.evaluate.main([str(three / "seed_7")]) == 2
     assert "did you mean" in capsys.readouterr().err
@@ -269,8 +256,11 @@ def test_from_python_a_sweep_returns_its_best_policy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sweep", "sentence"),
+    ("flags", "sentence"),
     [
+        ("--num_seeds 0", "num_seeds must lie between 1 and 4,096"),
+        ("--num_seeds 2 --seed 4294967295", "exceeds 2^32: lower one of them"),
+        ("--num_seeds 2 --devices 99", "--devices 99, but there are only"),
         ("lr", "'lr' has no values: write it as actor_lr=1e-4,3e-4"),
         ("lr=0.1", "needs several different values of lr, not '0.1'"),
         ("lr=0.1,0.1", "needs several different values of lr"),
@@ -282,9 +272,11 @@ def test_from_python_a_sweep_returns_its_best_policy(tmp_path: Path) -> None:
         ("gamma=" + ",".join(f"{k / 5000}" for k in range(4097)), "more than 4,096 trials"),
     ],
 )
-def test_sweeps_that_are_refused(sweep: str, sentence: str) -> None:
+def test_trials_that_are_refused(flags: str, sentence: str) -> None:
+    """Of flags, and of values of --sweep."""
+    words = flags.split() if flags.startswith("--") else ["--sweep", flags]
     with pytest.raises(UsageError, match=re.escape(sentence)):
-        build_run(parse([*f"{FLAGS} --total_env_steps 640 --sweep".split(), sweep]).config)
+        build_run(parse([*FLAGS.split(), "--total_env_steps", "640", *words]).config)
 
 
 SWEPT = {
