@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from helpers import host
 from helpers.cases import by_day
+from helpers.runs import outcome_rows
 
 import envs_jax
 import jaxrl
@@ -284,12 +285,6 @@ RUNS = {
 }
 
 
-def rows_of(run: Path) -> list[dict[str, Any]]:
-    """Return the metrics of a run without its times."""
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if not k.startswith("time/")} for line in lines]
-
-
 @pytest.mark.parametrize("case", by_day(RUNS, ["cartpole, ppo", "pendulum, sac"]))
 def test_trains(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Train, evaluate, act and resume; the first case twice, which gives the same run."""
@@ -302,7 +297,11 @@ def test_trains(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     if first:
         assert train.main(words) == 0
         again = Path((tmp_path / "runs" / "latest").read_text().strip())
-        assert rows_of(run) == rows_of(again) and again != run and any("eval/return" in row for row in rows_of(run))
+        assert (
+            outcome_rows(run) == outcome_rows(again)
+            and again != run
+            and any("eval/return" in row for row in outcome_rows(run))
+        )
     assert evaluate.main([str(run), "--episodes", "3"]) == 0
     policy = jaxrl.load(run)
     observation = np.zeros((policy.env.spec.num_agents, *policy.env.spec.observation.shape), np.float32)
@@ -325,7 +324,7 @@ def test_a_run_equals_that_of_the_same_environment_in_jax(algo: str, tmp_path: P
     for env in ("gymnasium:host/Line-v0", "helpers.host:JaxLine"):
         words = f"--algo {algo} --env {env} {settings} {SMALL} --seed 1 --total_env_steps 512 --eval_every 128"
         assert train.main(words.split()) == 0
-        runs.append(rows_of(Path((tmp_path / "runs" / "latest").read_text().strip())))
+        runs.append(outcome_rows(Path((tmp_path / "runs" / "latest").read_text().strip())))
     assert len(runs[0]) == len(runs[1]) > 4 and any("return" in name for row in runs[0] for name in row)
     for row, other in zip(*runs, strict=True):
         assert row.keys() == other.keys()

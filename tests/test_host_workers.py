@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import host
+from helpers.runs import outcome_rows
 
 import envs_jax
 from envs_jax import forks
@@ -128,25 +129,10 @@ def test_a_worker_that_dies(how: str) -> None:
     assert sentence in str(batch.failure) and not multiprocessing.active_children()
 
 
-class Locked(gymnasium.Env):
-    """An environment that no other process can be given."""
-
-    observation_space, action_space = gymnasium.spaces.Discrete(2), gymnasium.spaces.Discrete(2)
-
-    def __init__(self, lock: Any = None) -> None:
-        self.lock = lock
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return 0, {}
-
-    def step(self, action: Any) -> Any:
-        return 1, 0.0, False, False, {}
-
-
 def test_an_environment_that_cannot_be_sent() -> None:
     lock = threading.Lock()
     if "host/Locked-v0" not in gymnasium.registry:
-        gymnasium.register("host/Locked-v0", entry_point=lambda: Locked(lock))
+        gymnasium.register("host/Locked-v0", entry_point=lambda: lock and host.Slow())
     batch = batched(envs_jax.make("gymnasium:host/Locked-v0", host_workers=2))
     roll(batch, 2, 1)
     assert "it cannot be sent to another process: TypeError: cannot pickle" in str(batch.failure)
@@ -190,8 +176,7 @@ def test_a_run_resumes_with_other_workers(tmp_path: Path, monkeypatch: Any, caps
         total = ["--total_env_steps", "192", "--host_workers", str(second)]
         assert train.main(["--resume", str(run), *total]) == 0
         assert f"host_workers: {second}\n" in (run / "config.yaml").read_text()
-        lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-        rows.append([{name: x for name, x in line.items() if not name.startswith("time/")} for line in lines])
+        rows.append(outcome_rows(run))
     assert rows[0] == rows[1] and any("eval/return" in row for row in rows[0])
     capsys.readouterr()
     assert evaluate.main([str(run), "--episodes", "3", "--host_workers", "2", "--policy", "random"]) == 0
@@ -264,6 +249,7 @@ TRAIN = f"-m jaxrl.train {PPO} --total_env_steps 100000000 --host_workers 2 --bl
 PLAY = """
 import jax, envs_jax
 from helpers import host
+from helpers.runs import outcome_rows
 host.register()
 batch = envs_jax.batched(envs_jax.make("gymnasium:host/Slow-v0", host_workers=2))
 state, timestep = batch.reset(jax.random.split(jax.random.key(0), 2))
@@ -336,6 +322,7 @@ def test_threads_that_end_while_they_are_counted(monkeypatch: pytest.MonkeyPatch
 HANGING = """
 import sys
 from helpers import host
+from helpers.runs import outcome_rows
 from jaxrl.cli import train
 host.register()
 sys.exit(train.main(sys.argv[1:]))

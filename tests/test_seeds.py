@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.off_policy import CASES, make_trainer, trainer_of
+from helpers.runs import outcome_rows, resume, run
 from helpers.tiny import Corridor
 
 import jaxrl
@@ -23,7 +24,6 @@ from jaxrl.algos.coma import Coma
 from jaxrl.algos.ppo import Ppo
 from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UsageError
-from jaxrl.report.writer import read_metrics
 from jaxrl.runtime.build import build_run
 from jaxrl.runtime.trainer import Trainer
 
@@ -38,15 +38,7 @@ FLAGS = (
 
 def train_run(flags: str, folder: Path) -> Path:
     """The directory of a run."""
-    assert jaxrl.cli.train.main(f"{FLAGS} {flags} --runs {folder}".split()) == 0
-    return Path((folder / "latest").read_text().strip())
-
-
-def rows(directory: Path) -> list[dict[str, float]]:
-    """Metrics, except times."""
-    return [
-        {name: value for name, value in row.items() if not name.startswith("time/")} for row in read_metrics(directory)
-    ]
+    return run(f"{FLAGS} {flags}", folder)
 
 
 def close(actual: list[dict[str, float]], expected: list[dict[str, float]]) -> None:
@@ -66,7 +58,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_seed_is_the_run_of_that_seed(three: Path, tmp_path: Path) -> None:
     singles = [train_run(f"--seed {seed} --devices 1 --total_env_steps 1280", tmp_path) for seed in (4, 5, 6)]
     for seed, single in zip((4, 5, 6), singles, strict=True):
-        close(rows(three / f"seed_{seed}"), rows(single))
+        close(outcome_rows(three / f"seed_{seed}"), outcome_rows(single))
         last = jaxrl.load(three / f"seed_{seed}", best=False).params, jaxrl.load(single, best=False).params
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), *last)
     first, second = (jaxrl.load(three / f"seed_{seed}", best=False).params for seed in (4, 5))
@@ -75,7 +67,7 @@ def test_every_seed_is_the_run_of_that_seed(three: Path, tmp_path: Path) -> None
 
 
 def test_the_runs_own_metrics_are_means_over_seeds(three: Path) -> None:
-    mean_rows, seeds = rows(three), [rows(three / f"seed_{seed}") for seed in (4, 5, 6)]
+    mean_rows, seeds = outcome_rows(three), [outcome_rows(three / f"seed_{seed}") for seed in (4, 5, 6)]
     for index, row in enumerate(mean_rows):
         each = [seed_rows[index] for seed_rows in seeds]
         for name in row:
@@ -94,16 +86,15 @@ def test_devices_that_do_not_divide_the_seeds() -> None:
 
 
 def test_tables_show_means_over_seeds(three: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [str(three), "--episodes", "16", "--policy", "learned,random", "--last"]
-    assert jaxrl.cli.evaluate.main(arguments) == 0
-    assert "learned policies: over the means of 3 seeds" in capsys.readouterr().out
     file = three / "own.json"
-    assert jaxrl.cli.evaluate.main([*arguments, "--json", str(file)]) == 0
+    arguments = ["--episodes", "16", "--policy", "learned,random", "--last", "--json", str(file)]
+    assert jaxrl.cli.evaluate.main([str(three), *arguments]) == 0
+    assert "learned policies: over the means of 3 seeds" in capsys.readouterr().out
     report = json.loads(file.read_text())
     assert report["seeds"] == 3
     means, lengths = [], []
     for seed in (4, 5, 6):
-        assert jaxrl.cli.evaluate.main([str(three / f"seed_{seed}"), *arguments[1:], "--json", str(file)]) == 0
+        assert jaxrl.cli.evaluate.main([str(three / f"seed_{seed}"), *arguments]) == 0
         single = json.loads(file.read_text())
         assert "seeds" not in single
         means.append(single["policies"]["learned"]["return"]["mean"][-1])
@@ -159,10 +150,9 @@ def test_seeds_that_a_run_has_not(three: Path, capsys: pytest.CaptureFixture[str
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two learning rates and two discounts, with two seeds each."""
-    flags = ["--sweep", "lr=0.1,0.3 gamma=0.5,0.9"]
     folder = tmp_path_factory.mktemp("sweep")
-    words = f"{FLAGS} --seed 4 --num_seeds 2 --devices 1 --total_env_steps 1280 --runs {folder}".split()
-    assert jaxrl.cli.train.main([*words, *flags]) == 0
+    words = f"{FLAGS} --seed 4 --num_seeds 2 --devices 1 --total_env_steps 1280 --runs {folder} --sweep".split()
+    assert jaxrl.cli.train.main([*words, "lr=0.1,0.3 gamma=0.5,0.9"]) == 0
     return Path((folder / "latest").read_text().strip())
 
 
@@ -172,7 +162,7 @@ def test_every_trial_is_the_run_with_its_settings(
 ) -> None:
     flags = f"--seed {seed} --devices 1 --total_env_steps 1280 --lr {lr} --gamma {gamma}"
     single, trial = train_run(flags, tmp_path), sweep / f"lr={lr},gamma={gamma}" / f"seed_{seed}"
-    close(rows(trial), rows(single))
+    close(outcome_rows(trial), outcome_rows(single))
     actual, expected = (jaxrl.load(run, best=False) for run in (trial, single))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), actual.params, expected.params)
     assert actual.config.algo_settings == expected.config.algo_settings
@@ -187,7 +177,7 @@ def test_the_table_of_a_sweep(sweep: Path) -> None:
     assert list(trials["combinations"]) == [f"lr={lr},gamma={gamma}" for lr in (0.1, 0.3) for gamma in (0.5, 0.9)]
     for name, curve in trials["combinations"].items():
         scores = [
-            [row["eval/return"] for row in rows(sweep / name / f"seed_{seed}") if "eval/return" in row]
+            [row["eval/return"] for row in outcome_rows(sweep / name / f"seed_{seed}") if "eval/return" in row]
             for seed in (4, 5)
         ]
         assert curve["env_steps"] == [320, 640, 960, 1280]
@@ -201,7 +191,7 @@ def test_the_table_of_a_sweep(sweep: Path) -> None:
     expected = [(lr, gamma, seed) for lr in ("0.1", "0.3") for gamma in ("0.5", "0.9") for seed in ("4", "5")]
     assert [(row["lr"], row["gamma"], row["seed"]) for row in table] == expected
     for row in table:
-        trial = rows(sweep / f"lr={row['lr']},gamma={row['gamma']}" / f"seed_{row['seed']}")
+        trial = outcome_rows(sweep / f"lr={row['lr']},gamma={row['gamma']}" / f"seed_{row['seed']}")
         evaluated = [line for line in trial if "eval/return" in line]
         assert [line["env_steps"] for line in evaluated] == [320, 640, 960, 1280] and row["env_steps"] == "1280"
         assert float(row["return at the end"]) == evaluated[-1]["eval/return"]
@@ -222,10 +212,10 @@ def test_looking_at_a_sweep(sweep: Path, tmp_path: Path, capsys: pytest.CaptureF
 def test_a_resumed_sweep_is_exact(tmp_path: Path) -> None:
     flags = "--sweep lr=0.1,0.3 --num_seeds 2 --devices 1 --total_env_steps"
     whole, part = train_run(f"{flags} 1280", tmp_path), train_run(f"{flags} 960", tmp_path)
-    assert jaxrl.cli.train.main(["--resume", str(part), "--total_env_steps", "1280"]) == 0
+    resume(part, "--total_env_steps 1280")
     trials = [f"lr={lr}/seed_{seed}" for lr in (0.1, 0.3) for seed in (0, 1)]
     for name in ("", "lr=0.1", "lr=0.3", *trials):
-        assert rows(part / name) == rows(whole / name) and len(rows(whole / name)) > 15
+        assert outcome_rows(part / name) == outcome_rows(whole / name) and len(outcome_rows(whole / name)) > 15
     for name in trials:
         params = (jaxrl.load(run / name, best=False).params for run in (part, whole))
         jax.tree.map(np.testing.assert_array_equal, *params)

@@ -1,4 +1,4 @@
-"""The training loop with tiny algorithms: learning, bootstrapping, phases, replay, chunks, non-finite values."""
+"""The training loop with tiny algorithms: learning, phases, keys, restarts, chunks, values that are not finite."""
 
 import dataclasses
 import functools
@@ -46,9 +46,9 @@ def make_trainer(
     )
 
 
-def run(trainer: Trainer, iterations: dict[str, int], seed: int = 0) -> tuple[TrainState, list[BlockMetrics]]:
+def run(trainer: Trainer, iterations: dict[str, int]) -> tuple[TrainState, list[BlockMetrics]]:
     """So many iterations of each named phase in one block each."""
-    state, metrics = trainer.init(jax.random.key(seed)), []
+    state, metrics = trainer.init(jax.random.key(0)), []
     for phase in trainer.algo.phases:
         state = dataclasses.replace(state, iteration=jnp.zeros_like(state.iteration))  # counted anew, as a session does
         state, values = trainer.make_block(phase)(state, jnp.int32(iterations[phase.name]))
