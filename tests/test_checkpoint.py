@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from helpers.programs import note_compilations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -512,21 +513,13 @@ def test_the_first_checkpoint_of_several_devices_compiles_nothing(tmp_path: Path
         {"rows": np.arange(8 * 41, dtype=np.int32).reshape(8, 41)},
         {"one": jax.random.key(1), "many": jax.random.split(jax.random.key(2), 8)},
     )
-    placed, compiled = place(state, 8), []
-
-    def note(event: str, seconds: float, **_: Any) -> None:
-        if "backend_compile" in event:
-            compiled.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(note)
-    try:
-        with Checkpoints(tmp_path / "checkpoints") as checkpoints:
-            checkpoints.save(1, placed, {})
+    placed = place(state, 8)
+    with note_compilations() as compiled, Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        checkpoints.save(1, placed, {})
+        checkpoints.wait()
         assert compiled == []
         jax.jit(lambda x: x * 3 + 1)(jnp.ones(43)).block_until_ready()
         assert len(compiled) > 0  # they are counted
-    finally:
-        jax.monitoring.unregister_event_duration_listener(note)
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
         _, restored, _ = checkpoints.restore(placed)
     jax.tree.map(np.testing.assert_array_equal, restored.params, state.params)

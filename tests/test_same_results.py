@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from helpers.cases import by_day
 from helpers.off_policy import CASES, assert_close, digest, keys_as_numbers, make_trainer, trainer_of
+from helpers.programs import note_compilations
 from helpers.tiny import Corridor, PointMass, TinyQ
 from helpers.whisper import Whisper
 
@@ -153,7 +154,7 @@ def test_games_are_the_same_bits_on_any_number_of_devices() -> None:
         block = trainer.make_block(trainer.algo.phases[0])
         state, metrics = block(trainer.init(jax.random.key(0)), jnp.int32(12))
         states.append(digest(state))
-    assert metrics.episodes["reached"].sum() > 5
+    assert metrics.episodes["reached"].sum() > 1 and metrics.episodes["episodes"].sum() > 16
     assert states[0] == states[1]
 
 
@@ -199,13 +200,14 @@ def test_blocks_of_any_length_compile_once_donate_and_end_in_the_same_bits() -> 
 
     parts, rows = begin(), []
     for iterations in (3, 4):
-        before = parts
-        parts, metrics = block(parts, jnp.int32(iterations))
+        before, count = parts, jnp.int32(iterations)
+        with note_compilations() as compiled:
+            parts, metrics = block(parts, count)
+        assert len(compiled) == (1 if iterations == 3 else 0)
         assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before))
         assert int(metrics.iterations) == iterations
         rows.append(jax.tree.map(lambda x, n=iterations: x[:n], metrics.learning))
     whole, metrics = block(begin(), jnp.int32(7))
-    assert block._cache_size() == 1
     assert digest(parts) == digest(whole)
     joined = jax.tree.map(lambda *parts: jnp.concatenate(parts), *rows)
     assert digest(joined) == digest(jax.tree.map(lambda x: x[:7], metrics.learning))
