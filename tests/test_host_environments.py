@@ -24,6 +24,7 @@ from jaxrl.cli import evaluate, render, train
 from jaxrl.common.errors import UsageError
 from jaxrl.rl.data_parallel import make_mesh
 from jaxrl.runtime.rollouts import Evaluator, scripted_policy
+from jaxrl.runtime.session import Session
 
 gymnasium: Any = pytest.importorskip("gymnasium", reason="gymnasium is not installed (extra 'gymnasium')")
 pytest.importorskip("pettingzoo")
@@ -287,7 +288,18 @@ RUNS = {
 
 @pytest.mark.parametrize("case", by_day(RUNS, ["cartpole, ppo", "pendulum, sac"]))
 def test_trains(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Train, evaluate, act and resume; the first case twice, which gives the same run."""
+    """Train, evaluate, act and resume; the first case twice, which gives the same run.
+
+    On resuming, the last time step before the stop becomes a truncation.
+    """
+    cut_episodes, cuts = Session._cut_episodes, []
+
+    def record(self: Session, state: Any) -> Any:
+        after = cut_episodes(self, state)
+        cuts.append(jax.device_get((state.timestep, after.timestep)))
+        return after
+
+    monkeypatch.setattr(Session, "_cut_episodes", record)
     monkeypatch.chdir(tmp_path)
     words, first = RUNS[case].split(), case == next(iter(RUNS))
     assert train.main(words) == 0
@@ -311,8 +323,14 @@ def test_trains(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     capsys.readouterr()
     total = 2 * int(words[words.index("--total_env_steps") + 1])
     assert train.main(["--resume", str(run), "--total_env_steps", str(total)]) == 0
-    cut = "cannot be saved: all begin new episodes" in capsys.readouterr().out.replace("\n", " ")
-    assert cut == ("coma" not in case)  # whose iterations begin with new episodes
+    said = capsys.readouterr().out.replace("\n", " ")
+    is_cut = "coma" not in case  # whose iterations begin with new episodes
+    assert ("cannot be saved: all begin new episodes" in said) == is_cut
+    for before, after in cuts if is_cut else []:
+        np.testing.assert_array_equal(after.observation, before.observation)
+        np.testing.assert_array_equal(after.truncated, ~before.terminated)
+        assert after.done.all()
+    assert cuts or not is_cut
 
 
 @pytest.mark.parametrize("algo", by_day(["ppo", "ddpg"], ["ppo"]))
@@ -329,29 +347,6 @@ def test_a_run_equals_that_of_the_same_environment_in_jax(algo: str, tmp_path: P
     for row, other in zip(*runs, strict=True):
         assert row.keys() == other.keys()
         np.testing.assert_allclose(list(row.values()), list(other.values()), rtol=1e-4, atol=1e-6)
-
-
-def test_a_resumed_run_truncates_its_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last time step before the stop becomes a truncation, the next one the first of a new episode."""
-    monkeypatch.chdir(tmp_path)
-    recorded: list[Any] = []
-    from jaxrl.runtime.session import Session
-
-    cut = Session._cut_episodes
-
-    def record(self: Session, state: Any) -> Any:
-        after = cut(self, state)
-        recorded.extend(jax.device_get([state.timestep, after.timestep]))
-        return after
-
-    monkeypatch.setattr(Session, "_cut_episodes", record)
-    words = f"{PPO} --total_env_steps 64".split()
-    assert train.main(words) == 0
-    run = (tmp_path / "runs" / "latest").read_text().strip()
-    assert train.main(["--resume", run, "--total_env_steps", "128"]) == 0
-    before, after = recorded
-    np.testing.assert_array_equal(after.observation, before.observation)
-    assert (np.asarray(after.truncated) == ~np.asarray(before.terminated)).all() and after.done.all()
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate"])
