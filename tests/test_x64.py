@@ -125,7 +125,7 @@ def test_the_style_of_gymnax_is_the_same(name: str) -> None:
 
 def test_a_package_behind_an_adapter_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own state may be wider; what the adapter returns of it is not."""
-    env = walk(monkeypatch, "Walk-x64")
+    env = walk(monkeypatch)
 
     def see() -> dict[str, dict[str, list[str]]]:
         described = {}
