@@ -18,7 +18,7 @@ import numpy as np
 from bench.reference.coverage.torch_learner import TorchComa, epsilon
 from bench.reference.reach.torch_learner import TorchSac
 from bench.reference.snakes.torch_learner import TorchDdpg
-from bench.reference.torch_replay import window_return
+from bench.reference.torch_learner import window_return
 
 OUT = Path(__file__).parents[1] / "tests" / "data" / "torch_updates.npz"
 Arrays = dict[str, np.ndarray]
@@ -151,9 +151,7 @@ def ddpg(case: str, random: np.random.Generator) -> tuple[Arrays, list[tuple[Arr
         name: value for name, value in settings.items() if name not in ("action_gradient", "masking", "n_step")
     }
     expected = case == "ddpg expected"
-    learner = TorchDdpg(
-        agents, inputs, actions, bicnet=case == "bicnet", expected=expected, buffer_size=1, **learner_settings
-    )
+    learner = TorchDdpg(inputs, actions, bicnet=case == "bicnet", expected=expected, **learner_settings)
     networks = ("actor", "critic", "target_actor", "target_critic")
     scatter(learner, networks, random, bias=0.1)
     initial, rows = weights(learner, networks), []
@@ -183,7 +181,7 @@ def sac(case: str, random: np.random.Generator) -> tuple[Arrays, list[tuple[Arra
     count, agents, inputs, actions = 12, 3 - tasks, 6, 3
     learner_settings = {name: value for name, value in settings.items() if name != "n_step"}
     learner_settings = {"target_update_period": 1, "target_entropy": -float(actions), "tasks": tasks} | learner_settings
-    learner = TorchSac(inputs, actions, buffer_size=1, **learner_settings)
+    learner = TorchSac(inputs, actions, **learner_settings)
     networks = ("actor", "critic", "target_critic")
     scatter(learner, networks, random)
     with learner.torch.no_grad():

@@ -164,14 +164,6 @@ class TorchComa:
         with self.torch.no_grad():
             return self.policy(self._images(obs), eps).cpu().numpy()
 
-    def act(self, obs: np.ndarray, mask: np.ndarray, eps: float = 0.0, greedy: bool = False) -> np.ndarray:
-        """Actions [N] int64 under given masks [N, A]: sampled in proportion to probability times mask, or its maximum.
-
-        A mission gives later agents masks that depend on earlier actions; see `fly_step` for that.
-        """
-        probabilities = self.probabilities(obs, eps)
-        return np.array([self.choose(p, m, greedy) for p, m in zip(probabilities, mask, strict=True)])
-
     def choose(self, probabilities: np.ndarray, mask: np.ndarray, greedy: bool = False) -> int:
         """One action from unmasked probabilities [A] and a mask [A]."""
         allowed = probabilities * mask

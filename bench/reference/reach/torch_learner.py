@@ -1,8 +1,8 @@
-"""A plain PyTorch SAC learner for one arm: baseline for training speed and oracle of our update.
+"""A plain PyTorch SAC learner for one arm: the oracle of our update.
 
 It follows the worker of the collective-learning pipeline for Meta-World, with one task: soft actor-critic (Haarnoja et
-al. 2018, arXiv 1812.05905) with twin critics and a learned temperature, a ring of steps on the host, one batch per
-update. Episodes are only truncated, so that every step bootstraps.
+al. 2018, arXiv 1812.05905) with twin critics and a learned temperature. Episodes are only truncated, so that every step
+bootstraps.
 
 PyTorch is imported when a learner is created. Letters: M steps of a batch, D values of an observation, n numbers of an
 action.
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bench.reference.coverage.torch_learner import require_torch
-from bench.reference.torch_replay import Batch, ReplayLearner
+from bench.reference.torch_learner import Batch, TorchLearner
 
 if TYPE_CHECKING:
     import torch
@@ -34,8 +34,8 @@ def build_network(inputs: int, outputs: int, units: int = 256, layer_norm: bool 
     return nn.Sequential(*layers)
 
 
-class TorchSac(ReplayLearner):
-    """Actor, two critics and their targets, a temperature and a replay.
+class TorchSac(TorchLearner):
+    """Actor, two critics and their targets, and a temperature.
 
     Args:
         inputs, actions: D, n.
@@ -47,8 +47,7 @@ class TorchSac(ReplayLearner):
         initial_alpha, target_entropy: initial temperature; target of the entropy.
         tasks: number of tasks, each with a temperature of its own.
         actor_update_period, target_update_period: updates per step of actor and temperature, and of the targets.
-        batch_size, buffer_size: M; steps that the replay holds.
-        seed: of the initial weights, of acting and of batches.
+        seed: of the initial weights.
         device: of networks and updates, "cpu" or "cuda".
     """
 
@@ -70,18 +69,13 @@ class TorchSac(ReplayLearner):
         tasks: int = 1,
         actor_update_period: int = 1,
         target_update_period: int = 2,
-        batch_size: int = 512,
-        buffer_size: int = 140_000,
         seed: int = 0,
         device: str = "cpu",
     ):
-        shapes = {"observation": (inputs,), "action": (actions,), "reward": (), "next": (inputs,)}
-        super().__init__(shapes, buffer_size, seed, device)
+        super().__init__(device)
         self.gamma = gamma
         self.tau = tau
         self.target_entropy = target_entropy
-        self.batch_size = batch_size
-        self.actions = actions
         self.actor_update_period = actor_update_period
         self.target_update_period = target_update_period
         self.updates = 0
@@ -104,11 +98,6 @@ class TorchSac(ReplayLearner):
 
     # ---- acting
 
-    def act(self, observation: np.ndarray) -> np.ndarray:
-        """An action float32[n] drawn from the policy for an observation [D]."""
-        with self.torch.no_grad():
-            return self.sample(self.tensor(observation[None]), self._noise(1)[:, 0])[0][0].cpu().numpy()
-
     def sample(self, observation: "torch.Tensor", noise: "torch.Tensor") -> tuple["torch.Tensor", "torch.Tensor"]:
         """Actions [M, n] for normal noise [M, n], and their log-densities [M]."""
         torch = self.torch
@@ -120,18 +109,14 @@ class TorchSac(ReplayLearner):
 
     # ---- learning
 
-    def train_step(self) -> dict[str, float]:
-        """Make one update on a batch of stored steps."""
-        return self.update(self.draw(self.batch_size, replace=True))
-
-    def update(self, batch: Batch, noise: np.ndarray | None = None) -> dict[str, float]:
+    def update(self, batch: Batch, noise: np.ndarray) -> dict[str, float]:
         """Update the critics; actor and temperature, and targets, where due.
 
         Args:
             batch: float32 arrays observation and next [M, D], action [M, n], reward [M]; and, if they are there,
                 discount [M] of the next value instead of gamma; weight [M] of each step for the critics,
                 where the actor skips those with 0; task int64[M].
-            noise: [M, 2, n] of the next actions and of the actor's, drawn unless given.
+            noise: normal numbers [M, 2, n] of the next actions and of the actor's.
 
         Returns:
             critic_loss and target_mean; actor_loss and policy_entropy, where the actor was due; alpha.
@@ -144,7 +129,7 @@ class TorchSac(ReplayLearner):
             self.tensor(batch[name]) if name in batch else torch.full_like(reward, default)
             for name, default in (("discount", self.gamma), ("weight", 1.0))
         )
-        drawn = self._noise(len(reward)) if noise is None else self.tensor(noise)
+        drawn = self.tensor(noise)
         with torch.no_grad():
             task = torch.from_numpy(batch["task"] if "task" in batch else np.zeros(len(reward), np.int64)).to(
                 self.device
@@ -184,9 +169,6 @@ class TorchSac(ReplayLearner):
         """Q of both critics, [2, M]."""
         inputs = self.torch.cat([observation, action], -1)
         return self.torch.stack([critic(inputs)[:, 0] for critic in critics])
-
-    def _noise(self, count: int) -> "torch.Tensor":
-        return self.tensor(self.rng.standard_normal((count, 2, self.actions), dtype=np.float32))
 
     def _descend(self, adam: Any, loss: "torch.Tensor") -> None:
         adam.zero_grad()

@@ -1,20 +1,19 @@
-"""A plain PyTorch DDPG learner for the snakes of `oracle`: baseline for training speed and oracle of our update.
+"""A plain PyTorch DDPG learner for snakes: the oracle of our update.
 
 It follows the trainer of jidiai/Competition_3v3snakes: one actor and one critic shared by the team, the softmax vector
-of the actor as a continuous action (Lillicrap et al. 2016, arXiv 1509.02971) from which the game's action is drawn, a
-ring of steps on the host, one batch per update. BiCNet (Peng et al. 2017, arXiv 1703.10069) puts an LSTM over the
-snakes of a team after the first layer of both networks.
+of the actor as a continuous action (Lillicrap et al. 2016, arXiv 1509.02971) from which the game's action is drawn.
+BiCNet (Peng et al. 2017, arXiv 1703.10069) puts an LSTM over the snakes of a team after the first layer of both
+networks.
 
 PyTorch is imported when a learner is created. Letters: M steps of a batch, A snakes of a team, D values of an
-observation, n actions."""
+observation, n actions.
+"""
 
 import math
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from bench.reference.coverage.torch_learner import require_torch
-from bench.reference.torch_replay import Batch, ReplayLearner
+from bench.reference.torch_learner import Batch, TorchLearner
 
 if TYPE_CHECKING:
     import torch
@@ -38,11 +37,11 @@ def forward(network: "torch.nn.ModuleDict", x: "torch.Tensor") -> "torch.Tensor"
     return network["last"](network["second"](x).relu())
 
 
-class TorchDdpg(ReplayLearner):
-    """Actor, critic, their targets and a replay.
+class TorchDdpg(TorchLearner):
+    """Actor, critic and their targets.
 
     Args:
-        agents, inputs, actions: A, D, n.
+        inputs, actions: D, n.
         hidden_size: units of each hidden layer.
         bicnet: an LSTM mixes the snakes of a team.
         actor_lr, critic_lr: learning rates of the two Adam optimisers.
@@ -51,15 +50,12 @@ class TorchDdpg(ReplayLearner):
         entropy_weight, logit_weight: entropy bonus of the actor, cost of its squared logits.
         adam_epsilon: of both optimisers.
         max_grad_norm: gradients of each network are clipped to this Euclidean norm, 0 = never.
-        batch_size, buffer_size: M; steps that the replay holds.
-        eps_start, eps_decay: exploration of the first step, and its factor per step.
-        seed: of the initial weights, of acting and of batches.
+        seed: of the initial weights.
         device: of networks and updates, "cpu" or "cuda".
     """
 
     def __init__(
         self,
-        agents: int,
         inputs: int,
         actions: int = 4,
         hidden_size: int = 256,
@@ -74,25 +70,16 @@ class TorchDdpg(ReplayLearner):
         gamma: float = 0.95,
         tau: float = 0.001,
         max_grad_norm: float = 1.0,
-        batch_size: int = 64,
-        buffer_size: int = 100_000,
-        eps_start: float = 0.5,
-        eps_decay: float = 0.99998,
         seed: int = 0,
         device: str = "cpu",
     ):
-        shapes = {"observation": (agents, inputs), "vector": (agents, actions), "reward": (agents,), "done": ()}
-        super().__init__(shapes | {"next": shapes["observation"]}, buffer_size, seed, device)
+        super().__init__(device)
         self.gamma = gamma
         self.tau = tau
         self.max_grad_norm = max_grad_norm
-        self.batch_size = batch_size
         self.expected = expected
         self.entropy_weight = entropy_weight
         self.logit_weight = logit_weight
-        self.actions = actions
-        self.epsilon = eps_start
-        self.eps_decay = eps_decay
         with self.torch.random.fork_rng(devices=[]):
             self.torch.manual_seed(seed)
             networks = (build_network(inputs, actions, hidden_size, bicnet) for _ in range(2))
@@ -104,29 +91,6 @@ class TorchDdpg(ReplayLearner):
         self.target_critic.load_state_dict(self.critic.state_dict())
         self.actor_adam = self.torch.optim.Adam(self.actor.parameters(), lr=actor_lr, eps=adam_epsilon)
         self.critic_adam = self.torch.optim.Adam(self.critic.parameters(), lr=critic_lr, eps=adam_epsilon)
-
-    # ---- acting
-
-    def act(self, observation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Actions [A] int64 drawn in proportion to the vector [A, n] float32, which is kept for the replay.
-
-        The vector is the actor's softmax, or with probability epsilon one of uniform numbers for the whole team.
-        """
-        if self.rng.random() > self.epsilon:
-            with self.torch.no_grad():
-                vector = self.policy(self.actor, self.tensor(observation[None]))[0].cpu().numpy()
-        else:
-            vector = self.rng.random((len(observation), self.actions))
-        self.epsilon *= self.eps_decay
-        bounds = np.cumsum(vector, axis=-1, dtype=np.float64)
-        drawn = self.rng.random((len(vector), 1)) * bounds[:, -1:]
-        return np.sum(bounds[:, :-1] <= drawn, axis=-1), vector.astype(np.float32)
-
-    # ---- learning
-
-    def train_step(self) -> dict[str, float] | None:
-        """Make one update on a batch of different stored steps; None while there are fewer than M."""
-        return None if self.filled < self.batch_size else self.update(self.draw(self.batch_size, replace=False))
 
     def update(self, batch: Batch) -> dict[str, float]:
         """Update critic, then actor, then both targets.

@@ -1,4 +1,4 @@
-"""Base of PyTorch learners with a replay: a ring of steps on the host, and parameters as arrays.
+"""Base of PyTorch learners from batches of a replay, and their n-step returns.
 
 PyTorch is imported when a learner is created. Letter: M steps of a batch.
 """
@@ -38,43 +38,12 @@ def window_return(reward: np.ndarray, end: np.ndarray, gamma: float) -> tuple[np
     return returns.astype(np.float32), discounts.astype(np.float32)
 
 
-class ReplayLearner:
-    """A replay, and conversions of arrays for networks.
+class TorchLearner:
+    """Conversions of arrays for networks, which are on the `device`, "cpu" or "cuda"."""
 
-    Args:
-        shapes: of the arrays of a step, by name.
-        buffer_size: steps that the replay holds.
-        seed: of acting and of batches.
-        device: of networks and updates, "cpu" or "cuda"; the replay is on the host.
-
-    Attributes:
-        torch: the package.
-        rng: of acting and of batches.
-        replay: float32[buffer_size, ...] by the names of `shapes`.
-        stored: steps so far, overwritten ones included.
-    """
-
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], buffer_size: int, seed: int, device: str = "cpu") -> None:
+    def __init__(self, device: str = "cpu") -> None:
         self.torch = require_torch()
         self.device = device
-        self.rng = np.random.default_rng(seed)
-        self.replay = {name: np.zeros((buffer_size, *shape), np.float32) for name, shape in shapes.items()}
-        self.stored = 0
-
-    @property
-    def filled(self) -> int:
-        return min(self.stored, len(next(iter(self.replay.values()))))
-
-    def remember(self, **step: Any) -> None:
-        """Store a step, one array for each name; overwrites the oldest."""
-        for name, buffer in self.replay.items():
-            buffer[self.stored % len(buffer)] = step[name]
-        self.stored += 1
-
-    def draw(self, count: int, replace: bool) -> Batch:
-        """Draw a batch [M, ...] of stored steps uniformly."""
-        rows = self.rng.choice(self.filled, count, replace=replace)
-        return {name: buffer[rows] for name, buffer in self.replay.items()}
 
     def set_parameters(self, network: str, arrays: Sequence[np.ndarray]) -> None:
         """Load the attribute of that name, such as "actor": its parameters in PyTorch's order and layout.
