@@ -10,6 +10,7 @@ import datetime
 import json
 import os
 import platform
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -182,7 +183,25 @@ def header(kind: str, argv: Sequence[str], quick: bool, module: str = "") -> dic
     if quick:
         notes.append("a rehearsal (--quick): the figures mean nothing")
     command = " ".join(["python", "-m", f"bench.{module or kind}", *argv])
-    return {"format": FORMAT, "kind": kind, "command": command, "quick": quick, "machine": record, "notes": notes}
+    return {
+        "format": FORMAT,
+        "kind": kind,
+        "command": command,
+        "commit": find_commit(),
+        "quick": quick,
+        "machine": record,
+        "notes": notes,
+    }
+
+
+def find_commit() -> str | None:
+    """Return the commit of this checkout, with "+changes" if files differ from it; None if this is no checkout."""
+    words = ["git", "describe", "--always", "--exclude=*", "--abbrev=8", "--dirty=+changes"]
+    try:
+        done = subprocess.run(words, cwd=RESULTS.parent, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
 
 
 def rate(timing: Timing, count: float) -> dict[str, Any]:
