@@ -3,7 +3,6 @@
 import dataclasses
 import errno
 import os
-import shutil
 import signal
 import stat
 import subprocess
@@ -14,95 +13,169 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from helpers.cases import by_day
-from helpers.tiny import Corridor
+from helpers.refusals import refuse
+from helpers.tiny import Corridor, TinyQ
 
 import bench.harness.measure
 from envs_jax import EnvSpec
+from envs_jax.base import setting
 from envs_jax.snakes import spawn
-from jaxrl.cli import evaluate, render, train
+from jaxrl.cli import train
 from jaxrl.cli.flags import parse
 from jaxrl.common import errors, files
 from jaxrl.common.errors import UserError
+from jaxrl.runtime import run as runs
 from jaxrl.runtime import run_directory
+from jaxrl.runtime.session import Session
 
 ROOT = Path(__file__).parents[1]
-TINY = "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 64"
-DDPG = "--algo ddpg --num_envs 8 --devices 1 --total_env_steps 64 --memory_gb 8"
-SAC = (
-    "--algo sac --env helpers.tiny:PointMass --hidden_size 8 --num_envs 8 --devices 1 --total_env_steps 64 "
-    "--memory_gb 8"
-)
-COMA = "--algo coma --q 5 --num_agents 2 --budget 3 --hidden_size 4 --num_envs 8 --devices 1 --total_episodes 16"
+# Words that stand for others in the tables: {here} is the working directory, {run} a run of {tiny} that has not begun.
+WORDS = {
+    "corridor": "--env helpers.tiny:Corridor",
+    "tiny": "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 64",
+    "ddpg": "--algo ddpg --num_envs 8 --devices 1 --total_env_steps 64 --memory_gb 8",
+    "sac": "--algo sac --env helpers.tiny:PointMass --hidden_size 8 --num_envs 8 --devices 1 --total_env_steps 64 "
+    "--memory_gb 8",
+    "coma": "--algo coma --q 5 --num_agents 2 --budget 3 --hidden_size 4 --num_envs 8 --total_episodes 16",
+    "coverage": "--env coverage --q 3",
+    "zeros": "0" * 12,
+    "long": "x" * 5000,
+}
 
-# What is wrong: (arguments, a part of the sentence). {run} is a finished run of TINY, {here} a folder with files.
+# What is wrong: the command, and a part of its sentence.
 USAGE = {
-    "unknown flag": (f"{TINY} --num_env 8", "unknown flag '--num_env': did you mean '--num_envs'?"),
-    "a flag of another algorithm": (f"{TINY} --teacher_weight 3", "'--teacher_weight' is a setting of student, not "
-    "of '"),
-    "a setting without a flag": ("--algo collective --resolved_inputs 3", "unknown flag '--resolved_inputs'"),
-    "an algorithm without its flag": ("coma", "unexpected word 'coma': did you mean --algo coma?"),
-    "capitals": ("--algo COMA", "unknown algorithm 'COMA': did you mean 'coma'?"),
-    "a device": ("--algo sac --gpu", "unknown flag '--gpu': JAX finds a GPU by itself"),
-    "an empty command line": ("", "say what to train"),
-    "a seed that does not fit": (f"{TINY} --seed -1", "seed must lie between 0 and 4,294,967,295"),
-    "num_envs and shards": (f"{TINY} --num_envs 6 --logical_shards 4", "6 is not divisible by logical_shards 4: use 8"),
-    "minibatch and learn_chunk": (f"{COMA} --minibatch_size 64 --learn_chunk 3", "learn_chunk 3 does not divide"),
-    "num_envs and devices": (f"{TINY} --num_envs 6 --devices 4", "use --devices 2, or --num_envs 8"),
-    "no total": ("--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor", "say how long to train: --total_env_steps N"),
-    "total 0": ("--config coma_quick --total_env_steps 0", "total_env_steps must be at least 1, not 0: leave it out"),
-    "a former name": ("--algo coma --scale_advantage true", "did you mean '--normalize_advantage"),
-    "another library's name": ("--algo ppo --gae_lambda 0.9", "unknown flag '--gae_lambda': did you mean '--td_lambda"),
-    "another unit": ("--algo coma --checkpoint_minutes 5", "'--checkpoint_minutes': did you mean --checkpoint_every?"),
-    "a setting that was there": ("--algo ppo --initial_std 1", "unknown flag '--initial_std': see --help for all of"),
-    "another that was there": ("--algo coma --block_seconds 1", "'--block_seconds': did you mean '--block_iterations'"),
-    "missions for a share": (f"{COMA} --eps_anneal 10000", "not 10000 (a share of the run: 0.1 is a tenth)"),
-    "exploration that would rise": (f"{COMA} --eps_min 0.6", "eps_min 0.6 exceeds eps_max 0.1"),
-    "unknown key": ("--config {here}/unknown_key.yaml", "unknown setting 'gama': did you mean 'gamma'?"),
-    "not YAML": ("--config {here}/torn.yaml", "cannot read the configuration {here}/torn.yaml"),
-    "another algorithm's preset": (
-        "--algo helpers.tiny:TinyQ --config coma",
-        "is for the algorithm 'coma', not 'helpers.tiny:TinyQ'",
+    # Flags
+    "an empty command line": ("train", "say what to train"),
+    "an unknown flag": ("train {tiny} --num_env 8", "unknown flag '--num_env': did you mean '--num_envs'?"),
+    "an unknown flag and =": ("train {tiny} --gama=1", "unknown flag '--gama': did you mean '--gamma'?"),
+    "an unlike flag": ("train {tiny} --zzzzzz 1", "unknown flag '--zzzzzz': see --help"),
+    "an unknown first flag": ("train --alog coma", "unknown flag '--alog': did you mean '--algo'?"),
+    "a long flag": ("train {tiny} --{long} 1", "unknown flag '--xxx"),
+    "a word for a flag": ("train coma", "unexpected word 'coma': did you mean --algo coma?"),
+    "a device": ("train --algo sac --gpu", "unknown flag '--gpu': JAX finds a GPU by itself"),
+    "a flag of others": ("train {tiny} --teacher_weight 3", "'--teacher_weight' is a setting of student, not of '"),
+    "a setting without a flag": ("train --algo collective --resolved_inputs 3", "unknown flag '--resolved_inputs'"),
+    "another unit": ("train --algo coma --checkpoint_minutes 5", "did you mean --checkpoint_every?"),
+    "a synonym": ("train {tiny} --seeds 1", "unknown flag '--seeds': did you mean --num_seeds?"),
+    "another library's name": ("train --algo ppo --gae_lambda 0.9", "did you mean '--td_lambda"),
+    # Flags of the published systems
+    "their save_interval": (
+        "train --algo ddpg --save_interval 1000", "of the snakes trainer is --checkpoint_every here"
     ),
-    "the folder of checkpoints": ("--resume {run}/checkpoints", "no config.yaml); did you mean {run}?"),
-    "no such run": ("--resume {run}9", "{run}9 does not exist; did you mean {run}?"),
-    "a run as preset": ("--config {run}", "use --config {run}/config.yaml to start it again"),
-    "resume with a preset": ("--resume {run} --config coma", "--resume takes algorithm, environment and settings from"),
-    "resume with another gamma": ("--resume {run} --gamma 0.5", "gamma cannot change on resume (the run has 0.9"),
-    "weights of another algorithm": (f"{SAC} --init_from {{run}}", "trained with 'helpers.tiny:TinyQ', not 'sac'"),
-    "weights of other shapes": (f"{TINY} --length 5 --init_from {{run}}", "do not match: they were built with length"),
+    "their evasion": ("train --algo ddpg --enable_opponent_evasion", "is --opponent here ('curriculum evasion@0.8'"),
+    "their n_episodes": ("train --algo coma --n_episodes 1500", "is --total_episodes here (missions, not"),
+    "their learning_rate": ("train --algo coma --learning_rate 1e-4", "is --actor_lr or --critic_lr here"),
+    "their max_altitude": ("train --algo coma --max_altitude 25", "has no setting here (altitudes are 5, 10, 15 m)"),
+    "c_lr, which ppo never had": ("train --algo ppo --c_lr 1", "c_lr of the snakes trainer is --critic_lr here"),
+    "a word of hydra": ("train --algo sac experiment.num_train_steps=9", "repository is --total_env_steps here"),
+    # Values
+    "a seed that does not fit": ("train {tiny} --seed -1", "seed must lie between 0 and 4,294,967,295"),
+    "no number": ("train {tiny} --num_envs many", "--num_envs must be a whole number, not 'many'"),
+    "num_envs and shards": ("train {tiny} --num_envs 6 --logical_shards 4", "not divisible by logical_shards 4: use 8"),
+    "no total": ("train --algo helpers.tiny:TinyQ {corridor}", "say how long to train: --total_env_steps N"),
+    "total 0": ("train --config coma_quick --total_env_steps 0", "must be at least 1, not 0: leave it out"),
+    "missions for a share": ("train {coma} --eps_anneal 10000", "not 10000 (a share of the run: 0.1 is a tenth)"),
+    "exploration that would rise": ("train {coma} --eps_min 0.6", "eps_min 0.6 exceeds eps_max 0.1"),
     "an observation that does not fit": (
-        f"{DDPG} --observation obs35 --beans 4", "obs35 is published for 2 teams, 6 snakes and 5 beans, not 2, 6 and 4"
+        "train {ddpg} --observation obs35 --beans 4",
+        "obs35 is published for 2 teams, 6 snakes and 5 beans, not 2, 6 and 4",
     ),
-    "a batch larger than the replay": (f"{DDPG} --batch_size 2000 --buffer_size 800 --learning_starts 0",
-    "2,000 exceeds the 8"),
-    "a replay beyond all numbers": (f"{DDPG} --buffer_size 1{'0' * 12}", ": lower buffer_size"),
-    "masks of another kind": ("--algo ddpg --env coverage", "give --masking false, which plays closed actions, too"),
-    "weights of another scale": (
-        f"{DDPG} --scale_observation false --init_from {{teams}}",
-        "they were built with scale_observation True, but this run has scale_observation False",
-    ),
-    "less than was done": ("--resume {run} --total_env_steps 1", "and a total of 1 is less: raise --total_env_steps"),
-    "weights of another observation": (
-        f"{DDPG} --config ddpg_competition --observation obs26 --init_from {{teams}}",
-        "observation obs_full, action_gradient expected, layer_norm True, but this run has observation obs26, acti",
-    ),
-    "coma without a critic's view": ("--algo coma --env test_bad_input:Blind --total_env_steps 9", "belong together"),
+    "a small replay": ("train {ddpg} --batch_size 2000 --buffer_size 800 --learning_starts 0", "2,000 exceeds the 8"),
+    "a replay beyond all numbers": ("train {ddpg} --buffer_size 1{zeros}", ": lower buffer_size"),
     "a port that is none": (
-        f"{TINY} --coordinator localhost:99999 --num_hosts 2 --host_index 0", "must be HOST:PORT of host 0, such as"
+        "train {tiny} --coordinator localhost:99999 --num_hosts 2 --host_index 0",
+        "must be HOST:PORT of host 0, such as",
     ),
-    "a path as algorithm": ("--algo ../../x:Y", "algorithm '../../x:Y' is not a class: write module:Class"),
-    "a long flag": (f"{TINY} --{'x' * 5000} 1", "unknown flag '--xxx"),
-    "a long file of weights": (f"{TINY} --init_from {'x' * 5000}.pth", "use them with ddpg or bicnet"),
+    "a list for coverage's rate": ("train --algo coma --failure_rate 0,1.5", "--failure_rate must lie between 0 and 1"),
+    "a word for coverage's rate": ("train --algo coma --failure_rate a", "must be a number or a list of numbers"),
+    # Algorithms, environments and presets
+    "capitals": ("train --algo COMA", "unknown algorithm 'COMA': did you mean 'coma'?"),
+    "a path as algorithm": ("train --algo ../../x:Y", "algorithm '../../x:Y' is not a class: write module:Class"),
+    "an environment as algorithm": ("train --algo helpers.tiny:Corridor {corridor}", "must be a frozen dataclass"),
+    "no such module": ("train --algo tinny:TinyQ {corridor}", "there is no module 'tinny'"),
+    "no such class": ("train --algo helpers.tiny:TinyR {corridor}", "module 'helpers.tiny' has no 'TinyR'"),
+    "no environment": ("train --algo helpers.tiny:TinyQ", "names no environment"),
+    "two settings of one name": ("train --algo test_bad_input:Clash {corridor}", "'length' is already a setting of"),
+    "a setting of another type": ("train --algo test_bad_input:Odd {corridor}", "'sizes' is of type dict[str, int]"),
+    "masks of another kind": ("train --algo ddpg --env coverage", "give --masking false, which plays"),
+    "no critic's view": ("train --algo coma --env test_bad_input:Blind --total_env_steps 9", "belong together"),
+    "another's preset": ("train --algo helpers.tiny:TinyQ --config coma", "is for the algorithm 'coma', not"),
+    # Runs
+    "the folder of checkpoints": ("train --resume {run}/checkpoints", "no config.yaml); did you mean {run}?"),
+    "no such run": ("train --resume {run}9", "{run}9 does not exist; did you mean {run}?"),
+    "a run as preset": ("train --config {run}", "use --config {run}/config.yaml to start it again"),
+    "two sources": ("train --resume {run} --config coma", "--resume takes algorithm, environment and"),
+    "resume with another gamma": ("train --resume {run} --gamma 0.5", "gamma cannot change on resume (the run has 0.9"),
+    "weights of another algorithm": ("train {sac} --init_from {run}", "trained with 'helpers.tiny:TinyQ', not 'sac'"),
+    "weights of other shapes": ("train {tiny} --length 5 --init_from {run}", "they were built with length"),
+    "a folder that orbax cannot use": ("train {tiny} --runs project[1]/runs", "the name of a folder holds '['"),
+    "a long file of weights": ("train {tiny} --init_from {long}.pth", "use them with ddpg or bicnet"),
+    "resume from a checkpoint": ("train --resume {run}/checkpoints/0000000002", "--init_from {run} --checkpoint 2"),
+    "resume and a checkpoint": ("train --resume {run} --checkpoint 4", "--init_from {run} --checkpoint 4"),
+    "a checkpoint of no run": ("train --algo coma --checkpoint 2", "name the run with --init_from"),
+    "two checkpoints": ("evaluate {run}/checkpoints/0000000002 --checkpoint 4", "is asked for the checkpoints 2 and 4"),
+    "the last one and another": ("evaluate {run} --last --checkpoint 2", "are two checkpoints: leave one"),
+    # Evaluations
+    "nothing to evaluate": ("evaluate", "name a run, python -m jaxrl.evaluate RUN, or an environment"),
+    "no run to evaluate": ("evaluate nowhere/at/all", "does not exist"),
+    "an unknown flag of evaluate": ("evaluate --polcy ig", "did you mean '--policy'?"),
+    "two runs": ("evaluate a b", "unexpected word 'b'"),
+    "a run in another environment": ("evaluate {run} --env coverage", "leave --env out"),
+    "an unknown policy": ("evaluate {coverage} --policy igg", "did you mean 'ig'?"),
+    "a policy without a run": ("evaluate {coverage} --policy learned", "policy 'greedy' needs a run"),
+    "no policy": ("evaluate {coverage} --policy ,", "names no policy"),
+    "no number of episodes": ("evaluate --episodes many", "--episodes must be a whole number, not 'many'"),
+    "no number of an environment": ("evaluate --env coverage --q seven", "not 'seven'"),
+    "a checkpoint without a run": ("evaluate --last", "--last and --checkpoint choose a checkpoint of a run"),
+    "no opponent": ("evaluate --env snakes_3v3 --opponent outside", "there is no player for the other team"),
+    "a table without conditions": ("evaluate {coverage} --csv a.csv", "--csv works only with --conditions"),
+    "a bound without conditions": ("evaluate {coverage} --bound 0.5", "--bound works only with --conditions"),
+    "a bound that is no number": ("evaluate {coverage} --conditions a.yaml --bound nan", "--bound must be a number"),
+    "--greedy": ("evaluate {coverage} --conditions a.yaml --greedy", "works only with --against"),
+    "conditions of games": ("evaluate --env snakes_1v1 --conditions a.yaml", "--conditions plays one team"),
 }  # fmt: skip
 RUN_TIME = {
-    "too little memory": (f"{TINY} --num_envs 100000 --memory_gb 0.001", "lower --num_envs from 100000 to about "),
-    "far too little memory": (f"{TINY} --memory_gb 1e-6", "choose smaller networks, batches or environments"),
-    "a replay larger than memory": (f"{SAC} --buffer_size 900000000", "lower --buffer_size from 900000000 to about "),
-    "a long name of a folder": (f"{TINY} --runs {'x' * 300}", "(File name too long); choose another with --runs"),
-    "a folder that takes none": (f"{TINY} --runs /proc/nope", "(no folder can be made in /proc: "),
-    "a file in the way": (f"{TINY} --runs {{here}}/list.yaml", "({here}/list.yaml is not a directory)"),
-}
+    "too little memory": ("train {tiny} --num_envs 100000 --memory_gb 0.001", "lower --num_envs from 100000 to about "),
+    "too large a replay": ("train {sac} --buffer_size 900000000", "lower --buffer_size from 900000000"),
+    "a long name of a folder": ("train {tiny} --runs {long}", "(File name too long); choose another with --runs"),
+    "a folder that takes none": ("train {tiny} --runs /proc/nope", "(no folder can be made in /proc: "),
+    "a file in the way": ("train {tiny} --runs {run}/config.yaml", "({run}/config.yaml is not a directory)"),
+    "no folder for a report": ("evaluate {coverage} --policy random --json /no/such/x.json", "cannot write /no/such/x"),
+}  # fmt: skip
+
+# What is wrong: the command that reads {file}, its content, and a part of the sentence.
+PRESET = "train --config {file}"
+CONDITIONS = "evaluate {coverage} --conditions {file}"
+FILES = {
+    "an unknown setting": (PRESET, "algo: coma\ngama: 0.9\n", "{file}: unknown setting 'gama': did you mean 'gamma'?"),
+    "a published name": (PRESET, "algo: ddpg\nenv: snakes_3v3\nc_lr: 1\n", "of the snakes trainer is critic_lr here"),
+    "the opposite": (PRESET, "algo: coma\nfix_range: true\n", "random_range = the opposite"),
+    "no whole number": (PRESET, "algo: coma\nnum_envs: yes\n", "{file}: num_envs must be a whole number, not True"),
+    "no truth value": (PRESET, "algo: ddpg\nmasking: 'yes'\n", "{file}: masking must be true or false, not 'yes'"),
+    "a list": (PRESET, "- algo\n- coma\n", "{file} must be a mapping of setting names to values"),
+    "a torn file": (PRESET, "algo: [coma\n", "cannot read the configuration {file}"),
+    "no date": (PRESET, "algo: sac\nseed: 2024-13-45\n", "month must be in 1..12"),
+    "a tag of numbers": (PRESET, "algo: sac\nseed: !!int foo\n", "the value in line 2 cannot be read (invalid literal"),
+    "a tag of Python": (
+        PRESET, "algo: sac\nseed: !!python/object:os.system {}\n", "determine a constructor for the tag"
+    ),
+    "deep nesting": (PRESET, f"algo: sac\nseed: {'[' * 1000}\n", "it is nested too deeply"),
+    "a sign of YAML": (PRESET, "algo: sac\nseed: @1\n", "cannot start any token in line 2, column 7"),
+    "an alias": (PRESET, "a: &a [x, x]\nseed: [*a, *a]\n", "it holds an alias (*name): write the value itself"),
+    "a large file": (PRESET, "#" * 2**20 + "\n", "it is larger than 1,048,576 bytes"),
+    "a key twice": (PRESET, "gamma: 0.9\nseed: 1\n'gamma': 0.8\n", "'gamma' is there twice, in lines 1 and 3"),
+    "a nested key twice": (PRESET, "nested:\n  a: 1\n  b: 2\n  a: 3\n", "'a' is there twice, in lines 2 and 4"),
+    "no condition": (CONDITIONS, "{}", "holds no condition: write some, such as 'lossy"),
+    "a number as condition": (CONDITIONS, "lossy: 0.3", "condition 'lossy' must be a mapping of the"),
+    "no values": (CONDITIONS, "lossy: {failure_rate: []}", "condition 'lossy' has no values for failure_rate"),
+    "a condition of an unknown setting": (CONDITIONS, "lossy: {failure_rat: 0.3}", "condition 'lossy': "),
+    "a condition beyond its bounds": (CONDITIONS, "lossy: {failure_rate: 2}", "condition 'lossy': "),
+    "a value that is a list": (CONDITIONS, "lossy: {team_sizes: [2, 4]}", "one value of team_sizes is a list, and "),
+    "a condition twice": (CONDITIONS, "lossy: {failure_rate: [0.1, 0.1]}", "condition 'lossy: failure_rate 0.1' twice"),
+    "a crossed one twice": (CONDITIONS, "{lossy: {q: [3, 4]}, 'lossy: q 3': {}}", "condition 'lossy: q 3' twice"),
+    "conditions that are no text": (CONDITIONS, b"\xff\xfe\x00", "it is not a text file"),
+    "one file for two": (f"{CONDITIONS} --csv {{here}}/out --json {{here}}/out", "plain: {}", "are both"),
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,84 +187,80 @@ class Blind(Corridor):
         return dataclasses.replace(super().spec, critic_input=None)
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two checkpoints."""
-    runs = tmp_path_factory.mktemp("finished")
-    assert train.main([*TINY.split(), "--runs", str(runs), "--checkpoint_every", "1"]) == 0
-    return runs / "helpers.tiny-TinyQ_helpers.tiny-Corridor" / "0001"
+@dataclasses.dataclass(frozen=True)
+class Clash(TinyQ):
+    length: int = setting(3, "also a setting of the corridor")
+
+
+@dataclasses.dataclass(frozen=True)
+class Odd(TinyQ):
+    sizes: dict[str, int] = setting(None, "no flag can give it")
 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, with files to go wrong with."""
+    """The working directory, with a run that has written nothing but its configuration; nothing is trained."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "unknown_key.yaml").write_text("algo: helpers.tiny:TinyQ\nenv: helpers.tiny:Corridor\ngama: 0.9\n")
-    (tmp_path / "list.yaml").write_text("- algo\n- coma\n")
-    (tmp_path / "torn.yaml").write_text("algo: [coma\n")
-    (tmp_path / "teams").mkdir()
-    run_directory.write_config(tmp_path / "teams", parse(f"{DDPG} --observation obs_full".split()).config.to_yaml())
+    monkeypatch.setattr(Session, "train", lambda *_: pytest.fail("trains"))
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    run_directory.write_config(run, parse(WORDS["tiny"].split()).config.to_yaml())
+    run_directory.write_versions(run, {"environment": 1})
     return tmp_path
 
 
-def contents(*folders: Path) -> dict[Path, bytes]:
-    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
-    return {path: path.read_bytes() for path in files if path.name != ".lock"}
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def one_sentence(text: str, expected: str) -> None:
-    lines = [line for line in text.splitlines() if not line.startswith("warning: checkpoint")]
-    assert len(lines) == 1, text
-    assert lines[0].startswith("error: ")
-    assert expected in lines[0]
-    assert len(lines[0]) <= 1000
-    assert "Traceback" not in text
+def check(command: str, code: int, sentence: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command ends with this sentence, and no file is made or changed."""
+    words = WORDS | {"here": str(here), "run": str(here / "run"), "file": str(here / "file.yaml")}
+    before = contents(here)
+    assert sentence.format(**words) in refuse(capsys, command.format(**words), code=code)
+    assert contents(here) == before
 
 
-def check(
-    argv: str | list[str], code: int, expected: str, run: Path, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = argv.split() if isinstance(argv, str) else argv
-    words = [word.format(run=run, here=here, teams=here / "teams") for word in words]
-    before = contents(run.parents[1], here)
-    capsys.readouterr()
-    assert train.main(words) == code
-    one_sentence(capsys.readouterr().err, expected.format(run=run, here=here))
-    assert contents(run.parents[1], here) == before
-
-
-@pytest.mark.parametrize("what", by_day(USAGE, {*USAGE} - {"weights of another scale"}))
-def test_usage(what: str, finished: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    check(USAGE[what][0], 2, USAGE[what][1], finished, here, capsys)
+@pytest.mark.parametrize("what", USAGE)
+def test_usage(what: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command, sentence = USAGE[what]
+    check(command, 2, sentence, here, capsys)
 
 
 @pytest.mark.parametrize("what", RUN_TIME)
-def test_run_time(what: str, finished: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    check(RUN_TIME[what][0], 1, RUN_TIME[what][1], finished, here, capsys)
+def test_run_time(what: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command, sentence = RUN_TIME[what]
+    check(command, 1, sentence, here, capsys)
+
+
+@pytest.mark.parametrize("what", FILES)
+def test_files(what: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command, content, sentence = FILES[what]
+    (here / "file.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
+    check(command, 2, sentence, here, capsys)
 
 
 def test_too_many_snakes_to_look_through(
-    finished: Path, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spawn, "_MOST_TRIED", 1000)
-    check(f"{DDPG} --height 6 --width 6 --snakes 8", 2, "6 x 6 may have no room", finished, here, capsys)
+    check("train {ddpg} --height 6 --width 6 --snakes 8", 2, "6 x 6 may have no room", here, capsys)
 
 
 @pytest.mark.parametrize(
-    ("module", "argv", "code", "expected", "platform"),
+    ("command", "variables", "code", "sentence"),
     [
-        ("jaxrl.train", "--algo comma", 2, "unknown algorithm 'comma': did you mean 'coma'?", "cpu"),
-        pytest.param("jaxrl.train", "--resume nowhere", 2, "nowhere does not exist", "cpu", marks=pytest.mark.slow),
-        ("jaxrl.train", "--algo coma", 1, "JAX cannot use JAX_PLATFORMS='abacus' here", "abacus"),
+        ("jaxrl runs nowhere", {}, 2, "nowhere does not exist"),
+        ("jaxrl.train --algo coma", {"JAX_PLATFORMS": "abacus"}, 1, "JAX cannot use JAX_PLATFORMS='abacus' here"),
+        ("jaxrl.train", {"JAX_NUM_CPU_DEVICES": "abc"}, 2, 'Invalid value "abc" for JAX flag jax_num_cpu_devices'),
     ],
 )
-def test_the_real_command(module: str, argv: str, code: int, expected: str, platform: str, tmp_path: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": platform}
-    command = [sys.executable, "-m", module, *argv.split()]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == code
-    assert done.stdout == ""
-    one_sentence(done.stderr, expected)
+def test_a_process(command: str, variables: dict[str, str], code: int, sentence: str, tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"} | variables
+    arguments = [sys.executable, "-m", *command.split()]
+    done = subprocess.run(arguments, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and sentence in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -199,7 +268,7 @@ def test_an_error_in_the_users_file_ends_with_its_line(tmp_path: Path, monkeypat
     """Frames of JAX and of this project stand between: the last words of the traceback say where to look."""
     text = """import dataclasses
 import jax.numpy as jnp
-from helpers.tiny import Corridor
+from helpers.tiny import Corridor, TinyQ
 
 @dataclasses.dataclass(frozen=True)
 class Mine(Corridor):
@@ -237,108 +306,43 @@ def test_a_signal_while_programs_are_compiled(number: signal.Signals, tmp_path: 
     assert not (tmp_path / "runs").exists()
 
 
-# Runs that somebody has changed
-
-
-@pytest.fixture
-def run(finished: Path, here: Path) -> Path:
-    """A run of its own for each test."""
-    shutil.copytree(finished, here / "run")
-    return here / "run"
-
-
-def resume_fails(run: Path, expected: str, capsys: pytest.CaptureFixture[str], code: int = 1, *more: str) -> str:
-    before = contents(run)
-    capsys.readouterr()
-    assert train.main(["--resume", str(run), *more]) == code
-    captured = capsys.readouterr()
-    one_sentence(captured.err, expected)
-    assert contents(run) == before
-    return captured.out
-
-
-def test_all_checkpoints_damaged(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    manifests = sorted((run / "checkpoints").glob("*/manifest.json"))
-    assert len(manifests) == 2
-    for manifest in manifests:
-        manifest.write_text("{}")
-    newest = manifests[-1].parent
-    sentence = f"no intact checkpoint in {newest.parent} (checkpoint {newest} is damaged: manifest.json cannot be used"
-    assert "compiled" not in resume_fails(run, sentence, capsys)
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "code", "sentence"),
-    [
-        ("capacity: 64", "capacity: 32", 1, "capacity was 64 and is 32 in config.yaml"),
-        ("gamma: 0.9", "gamma: 0.8", 1, "gamma was 0.9 and is 0.8 in config.yaml"),
-    ],
-)
-def test_a_changed_config(
-    before: str, after: str, code: int, sentence: str, run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = run / "config.yaml"
-    config.write_text(config.read_text().replace(before, after))
-    assert "compiled" not in resume_fails(run, sentence, capsys, code)
-
-
-def test_a_damaged_line_of_metrics(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = run / "metrics.jsonl"
-    lines = path.read_bytes().splitlines(keepends=True)
-    for damage in (b"{\xff}\n", b"{}\n", b"[1]\n"):
-        path.write_bytes(b"".join([damage, *lines[1:]]))
-        resume_fails(run, f"line 1 of {path} is damaged: fix or remove that line", capsys)
-
-
-def test_a_run_in_use(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with run_directory.lock(run):
-        resume_fails(run, f"is in use by process {os.getpid()}", capsys)
-
-
-def test_resume_with_too_little_memory(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    resume_fails(run, "resume it where more is free", capsys, 1, "--memory_gb", "1e-6", "--total_env_steps", "9999")
-
-
 def test_no_permission(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "locked").mkdir(mode=0o555)
     if os.getuid() == 0:  # to whom everything is allowed
         monkeypatch.setattr(tempfile, "mkdtemp", Mock(side_effect=PermissionError(13, "Permission denied")))
-    assert train.main([*TINY.split(), "--runs", "locked/runs"]) == 1
-    one_sentence(capsys.readouterr().err, "locked: Permission denied); choose another with --runs")
+    sentence = "locked: Permission denied); choose another with --runs"
+    check("train {tiny} --runs locked/runs", 1, sentence, here, capsys)
     assert list((here / "locked").iterdir()) == []
 
 
 def test_a_disk_that_is_full_when_the_run_begins(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path, text: str) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(run_directory, "write_atomically", full)
-    assert train.main(TINY.split()) == 1
-    one_sentence(capsys.readouterr().err, "no run directory can be made under runs (No space left on device)")
+    monkeypatch.setattr(runs, "compile_run", Mock())
+    check("train {tiny}", 1, "no run directory can be made under runs (No space left on device)", here, capsys)
 
 
 # Files that a verb would write
 
 
 def test_no_device_is_replaced_by_a_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    os.mkfifo(here / "pipe.json")
-    os.mkfifo(here / "pipe.png")
-    (here / "link.json").symlink_to(here / "pipe.json")
-    policy = ["--env", "coverage", "--q", "4", "--num_agents", "2", "--policy", "random"]
-    for verb, argv in (
-        (evaluate.main, [*policy, "--json", "pipe.json"]),
-        (evaluate.main, [*policy, "--out", "link.json"]),
-        (evaluate.main, [*policy, "--json", "/dev/null"]),
-        (render.main, [*policy, "--out", "pipe.png"]),
+    pipes = [here / "pipe.json", here / "pipe.png"]
+    for pipe in pipes:
+        os.mkfifo(pipe)
+    (here / "link.json").symlink_to(pipes[0])
+    for command in (
+        "evaluate {coverage} --policy random --json pipe.json",
+        "evaluate {coverage} --policy random --out link.json",
+        "evaluate {coverage} --policy random --json /dev/null",
+        "render {coverage} --policy random --out pipe.png",
     ):
-        assert verb(argv) == 1
-        one_sentence(capsys.readouterr().err, "it is not a regular file")
-    for path in (here / "pipe.json", here / "pipe.png"):
-        assert stat.S_ISFIFO(path.stat().st_mode)
+        check(command, 1, "it is not a regular file", here, capsys)
+    for pipe in pipes:
+        assert stat.S_ISFIFO(pipe.stat().st_mode)
         with pytest.raises(OSError, match="not a regular file"):
-            files.write_atomically(path, "text")
+            files.write_atomically(pipe, "text")
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
     with pytest.raises(UserError, match="not a regular file"):
         bench.harness.measure.output(str(here / "link.json"), "kind")
@@ -352,9 +356,7 @@ def test_a_link_is_followed(tmp_path: Path) -> None:
 
 
 def test_a_sentence_is_a_line_for_any_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    assert train.main(["--algo", "a\n\x1b[2Jb" * 3000]) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1 and "\x1b" not in err and len(err) < 1000
+    assert "\x1b" not in refuse(capsys, "train --algo", "a\n\x1b[2Jb" * 3000)
     assert errors.one_line("a\nb\x1b" + "c" * 5000 + "end")[:5] == "a b?c"
 
 

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.programs import equations
 from helpers.tiny import Corridor
-from jax.extend.core import jaxprs_in_params
 
 from envs_jax import Box, Discrete, Environment, EnvSpec, TimeStep
 from envs_jax.base import pytree
@@ -107,6 +107,7 @@ def lock_step() -> Rollout:
 
 @pytest.mark.parametrize("name", ["mixed", "lock_step"])
 def test_a_batch_equals_copies_stepped_one_by_one(name: str, request: pytest.FixtureRequest) -> None:
+    """An end shows the true last observation, and the next step begins an episode, whatever the action."""
     rollout: Rollout = request.getfixturevalue(name)
     env = rollout.batch.env
     step = jax.jit(env.step)
@@ -133,33 +134,6 @@ def test_ends_are_mixed_in_the_mixed_batch(mixed: Rollout) -> None:
     assert (mixed.done.any(1) & ~mixed.done.all(1)).sum() > 5
 
 
-def test_the_last_time_step_of_an_episode_shows_its_true_end(mixed: Rollout) -> None:
-    env: Corridor = mixed.batch.env  # type: ignore[assignment]
-    for timestep in mixed.timesteps:
-        at_end = np.asarray(timestep.observation)[:, 0, env.length] == 1
-        np.testing.assert_array_equal(np.asarray(timestep.terminated), at_end)
-        np.testing.assert_array_equal(np.asarray(timestep.reward)[:, 0], at_end.astype(np.float32))
-
-
-@pytest.mark.parametrize("name", ["mixed", "lock_step"])
-def test_the_step_after_an_end_restarts(name: str, request: pytest.FixtureRequest) -> None:
-    rollout: Rollout = request.getfixturevalue(name)
-    first = np.array([timestep.first for timestep in rollout.timesteps])
-    assert first[0].all()
-    np.testing.assert_array_equal(first[1:], rollout.done[:-1])
-    for timestep in rollout.timesteps:
-        assert not np.any(np.asarray(timestep.reward)[np.asarray(timestep.first)])
-
-
-@pytest.mark.parametrize("name", ["mixed", "lock_step"])
-def test_the_action_that_follows_an_end_is_ignored(name: str, request: pytest.FixtureRequest) -> None:
-    rollout: Rollout = request.getfixturevalue(name)
-    t = int(np.flatnonzero(rollout.done.any(1))[0])
-    ended = rollout.done[t]
-    other = np.where(ended[:, None], 1 - rollout.actions[t], rollout.actions[t])
-    assert_equal(rollout.step(rollout.states[t], rollout.timesteps[t], other, ())[1], rollout.timesteps[t + 1])
-
-
 def test_episodes_of_a_copy_differ_and_are_named_by_their_number(mixed: Rollout) -> None:
     reset = jax.jit(mixed.batch.reset)
     _, timestep = reset(jnp.broadcast_to(mixed.keys[0], 20), (), jnp.arange(20, dtype=jnp.uint32))
@@ -168,12 +142,6 @@ def test_episodes_of_a_copy_differ_and_are_named_by_their_number(mixed: Rollout)
     assert_equal(later.episode, np.full(COPIES, 7, np.uint32))
     alone = jax.jit(mixed.batch.env.reset)(jax.random.fold_in(mixed.keys[2], 7), ())
     assert_equal((row(later.env.position, 2), row(restarted, 2)), (alone[0].position, alone[1]))
-
-
-def test_lock_step_ends_every_third_step(lock_step: Rollout) -> None:
-    ends = np.flatnonzero(lock_step.done.any(1))
-    np.testing.assert_array_equal(ends, np.arange(3, STEPS + 1, 4))
-    assert lock_step.done[ends].all()
 
 
 def test_play_does_not_restart(mixed: Rollout) -> None:
@@ -188,12 +156,7 @@ def test_play_does_not_restart(mixed: Rollout) -> None:
 
 def primitives(jaxpr: Any) -> list[str]:
     """Names of all primitives in a jaxpr and in what it calls."""
-    names = []
-    for equation in jaxpr.eqns:
-        names.append(equation.primitive.name)
-        for inner in jaxprs_in_params(equation.params):
-            names += primitives(inner)
-    return names
+    return [equation.primitive.name for equation in equations(jaxpr)]
 
 
 def branches(fixed: bool) -> tuple[list[set[str]], list[str], str]:

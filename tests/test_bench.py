@@ -1,6 +1,5 @@
 """Benchmarks: what they count by hand, what they measure, and what their commands write, compare and refuse."""
 
-import dataclasses
 import json
 import re
 import sys
@@ -13,9 +12,9 @@ import pytest
 from helpers.tiny import Corridor
 
 from bench import baselines, env_throughput, train_throughput
-from bench.baselines import coverage
-from bench.harness import measure, rollout_timing, threads
-from envs_jax.base import make, registered
+from bench.harness import measure, rates, rollout_timing, threads
+from bench.harness.timing import Timing
+from envs_jax.base import registered
 from envs_jax.batch import batched
 from jaxrl.cli import flags as command_line
 from jaxrl.common.errors import UserError
@@ -23,6 +22,7 @@ from jaxrl.common.errors import UserError
 pytestmark = pytest.mark.bench  # of benchmarks, not of the product
 
 ENV, ALGO = "helpers.tiny:Corridor", "helpers.tiny:TinyQ"
+SECOND = Timing((1.0,))
 
 
 def silent(sentence):
@@ -44,6 +44,33 @@ def test_baselines_run_with_the_threads_that_are_best_for_them(seconds, best):
     assert threads.choose_threads(sample, calls.append, (1, 2)) == best
     assert calls[-1] == best and sorted(set(samples)) == [1, 2]
     assert str(best) in threads.note(best, (1, 2), "BLAS")
+
+
+# Rates of a machine
+
+
+def test_rates_are_work_over_time(monkeypatch):
+    seconds = {"copy": 0.5, "fresh": 1.0, "float32": 2.0, "bfloat16": 4.0}
+    monkeypatch.setattr(rates, "measure_interleaved", lambda *_: {name: Timing((s,)) for name, s in seconds.items()})
+    measured = rates.measure(quick=True)
+    assert measured.copy == 2 * 4 * 2**18 / 0.5 and measured.fresh == measured.copy / 2
+    assert measured.matmul == {"float32": 2 * 64**3 / 2, "bfloat16": 2 * 64**3 / 4}
+
+
+def test_float32_products_are_not_tf32(monkeypatch):
+    """On GPUs, which round to ten bits by default; that rate has a name of its own."""
+    products = {}
+
+    def keep(name, body, carry, min_seconds):
+        products[name] = str(jax.make_jaxpr(body)(carry))
+
+    monkeypatch.setattr(rates, "repeat", keep)
+    monkeypatch.setattr(rates, "measure_interleaved", lambda *_: dict.fromkeys([*products, "copy", "fresh"], SECOND))
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert set(rates.measure(quick=True).matmul) == {"float32", "tf32", "bfloat16"}
+    assert "HIGHEST" in products["float32"]
+    assert "HIGHEST" not in products["tf32"] + products["bfloat16"]
+    assert "f32" in products["tf32"] and "bf16" not in products["tf32"]
 
 
 # Environments
@@ -105,26 +132,18 @@ def entry(monkeypatch):
     return system
 
 
-@pytest.mark.parametrize(("devices", "sizes"), [pytest.param(1, (2, 4), marks=pytest.mark.slow), (2, (4,))])
-def test_environment_throughput(entry, devices, sizes, monkeypatch):
+def test_environment_throughput(entry, monkeypatch):
     monkeypatch.setattr(env_throughput.memory_plan, "free_memory", lambda *_: 2**20)
-    request = env_throughput.Request(
-        ENV,
-        {"num_agents": 1, "length": 4, "horizon": 10},
-        "random",
-        (*sizes, 10**9),
-        rounds=2,
-        min_seconds=1e-6,
-        devices=devices,
-    )
+    settings = {"num_agents": 1, "length": 4, "horizon": 10}
+    request = env_throughput.Request(ENV, settings, "random", (2, 4, 10**9), rounds=2, min_seconds=1e-6, devices=2)
     result = env_throughput.run(request, silent)
-    assert [row["num_envs"] for row in result["rows"]] == list(sizes)
+    assert [row["num_envs"] for row in result["rows"]] == [2, 4]
     remark = result["notes"].pop()
     assert result["baseline_threads"] is None or f"runs with {result['baseline_threads']}" in remark
     assert result["notes"].pop() == "it does nothing" and result["baseline_name"] == "idle"
     assert [note.split(":")[0] for note in result["notes"]] == ["skipped 1,000,000,000 environments"]
     row = result["rows"][-1]
-    assert (row["together"], row["devices"], row["steps"]) == (4, devices, 10)
+    assert (row["together"], row["devices"], row["steps"]) == (4, 2, 10)
     assert set(row["stages"]) == set(rollout_timing.STAGES)
     for stage in row["stages"].values():
         assert len(stage["samples"]) == 2 and stage["rate"] == 4 / stage["median"]
@@ -168,22 +187,6 @@ def test_training_throughput():
     assert note.startswith("skipped 16,777,216 environments: ")
     with pytest.raises(UserError):
         train_throughput.run(tiny_config(memory_gb=1.0), (2**24,), 2, silent)
-
-
-# Coverage's entry
-
-
-def test_the_baseline_of_coverage_flies():
-    baseline = coverage.ENTRY.baseline(dataclasses.asdict(make("coverage", q=3, budget=2)), "random", 0)
-    baseline.reset()
-    ends = []
-    for _ in range(3):
-        action = baseline.act()
-        baseline.observe(action)
-        ends.append(baseline.step(action))
-    assert ends == [False, False, True] and 0 < baseline.measure()["coverage"] < 1
-    with pytest.raises(ValueError, match="unknown policy"):
-        coverage.ENTRY.baseline({}, "clever", 0)
 
 
 # Results

@@ -19,9 +19,14 @@ def make_tables(text="| 1 |"):
     return {"part.one": lambda: text}
 
 
-def test_the_committed_pages_are_up_to_date(capsys):
+def test_the_committed_pages_are_up_to_date_and_show_every_claim(monkeypatch, capsys):
+    """Tables show the figures of all claims, but for policies of the package and parity, which pages tell in words."""
+    shown = set()
+    find = formats.claim
+    monkeypatch.setitem(formats.GLOBALS, "claim", lambda name: shown.add(name) or find(name))
     assert main(["--check"]) == 0
     assert capsys.readouterr().out == "all tables are up to date\n"
+    assert {name.partition("_")[0] for name in read_claims() if name not in shown} == {"shipped", "parity"}
 
 
 # Where the numbers in what people wrote on these pages are from. All others are in generated parts: claims, ratios,
@@ -72,16 +77,6 @@ def test_every_number_has_a_source(page):
     assert not left, left
 
 
-def test_every_claim_is_on_a_page_or_checks_one(monkeypatch):
-    """Tables show the figures of all claims, but for policies of the package and parity, which pages tell in words."""
-    shown = set()
-    find = formats.claim
-    monkeypatch.setitem(formats.GLOBALS, "claim", lambda name: shown.add(name) or find(name))
-    for make in tables(TEMPLATES).values():
-        make()
-    assert {name.partition("_")[0] for name in read_claims() if name not in shown} == {"shipped", "parity"}
-
-
 ROW = {"commit": "c0ffee", "sources": "", "training_cpu_seconds": 90.0}
 
 
@@ -91,7 +86,7 @@ def test_a_claim_is_shown_as_measured_or_else_as_recorded(monkeypatch, tmp_path)
         Figure("lost", "", (0.25,), 0.1, ci95=0.125),
     )
     one = Claim("one", "", "release", 20, "train", ("--algo ddpg",), "one", "", (1, 2), figures)
-    monkeypatch.setattr(formats, "read_claims", lambda: {"one": one})
+    monkeypatch.setattr(formats, "read_all_claims", lambda: {"one": one})
     monkeypatch.setattr(result, "RESULTS", tmp_path)
     recorded = formats.claim("one")
     assert (recorded.percent("won"), recorded.interval("lost"), recorded.minutes) == ("50 %", "0.250 ± 0.125", 20)
@@ -153,32 +148,23 @@ def test_lines_around_tables_that_are_wrong(page, sentence):
         fill_page("page.md", page, make_tables())
 
 
-def test_update(tmp_path):
-    """A figure that was edited by hand is found and, without `check`, replaced; nothing else changes."""
+def test_a_figure_that_was_edited_by_hand_is_found_and_replaced(tmp_path, monkeypatch, capsys):
+    """On any page; nothing else changes."""
     page = tmp_path / "docs" / "below" / "page.md"
     page.parent.mkdir(parents=True)
     page.write_text(PAGE.format("| 2 |"))
-    assert update(tmp_path, make_tables(), check=True) == ["part.one"]
+    monkeypatch.setattr("bench.tables.__main__.ROOT", tmp_path)
+    monkeypatch.setattr("bench.tables.__main__.tables", lambda folder: make_tables())
+    assert main(["--check"]) == 1
+    assert capsys.readouterr().err == "error: not up to date: part.one; run python -m bench.tables\n"
     assert page.read_text() == PAGE.format("| 2 |")
-    assert update(tmp_path, make_tables(), check=False) == ["part.one"]
+    assert main([]) == 0 and main(["--check"]) == 0
     assert page.read_text() == PAGE.format("| 1 |")
-    assert update(tmp_path, make_tables(), check=True) == []
     (tmp_path / "README.md").write_text(PAGE.format("| 1 |"))
     with pytest.raises(UserError, match=r"part\.one is in 2 places"):
         update(tmp_path, make_tables(), check=False)
     with pytest.raises(UserError, match=r"part\.none is in 0 places: put its two lines into one page"):
         update(tmp_path / "docs", {"part.none": str}, check=False)
-
-
-def test_a_stale_table_ends_the_check(tmp_path, monkeypatch, capsys):
-    (tmp_path / "README.md").write_text(PAGE.format("| 2 |"))
-    monkeypatch.setattr("bench.tables.__main__.ROOT", tmp_path)
-    monkeypatch.setattr("bench.tables.__main__.tables", lambda folder: make_tables())
-    assert main(["--check"]) == 1
-    assert capsys.readouterr().err == "error: not up to date: part.one; run python -m bench.tables\n"
-    assert main([]) == 0
-    assert capsys.readouterr().out == "wrote part.one\n"
-    assert main(["--check"]) == 0
 
 
 def test_a_template_that_is_no_template(tmp_path):
@@ -213,3 +199,9 @@ def test_names_of_the_api():
 def test_parts_that_cannot_be_made(mark):
     with pytest.raises(UserError, match=f"<!-- {mark} --> cannot be made"):
         fill_page("page.md", f"<!-- {mark} -->\n<!-- end -->\n", {})
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "bench/results").glob("*.json")), ids=lambda path: path.stem)
+def test_a_figure_names_its_commit(path):
+    """Commands that are gone are there."""
+    assert re.fullmatch("[0-9a-f]{8}", json.loads(path.read_text())["commit"])

@@ -12,13 +12,11 @@ import pytest
 from helpers.outward import needs_gymnasium
 from helpers.tiny import Corridor
 
-import envs_jax
 import jaxrl
 from envs_jax import Box, Discrete, Environment, EnvSpec, check_env, restart, setting, transition
 from envs_jax.adapters import outward
 from envs_jax.testing import ContractError, check_types
 from jaxrl.algos.box_actions import BoxActions
-from jaxrl.common.errors import UserError
 from jaxrl.integrations import export
 from jaxrl.nn.precision import stored_dtype
 from jaxrl.rl.replay import storage_dtype
@@ -106,14 +104,9 @@ def test_other_bounds_are_refused(bounds: Any, sentence: str) -> None:
         ("empty", r"spec.action has a Box of shape \(0,\), which holds no numbers"),
     ],
 )
-def test_boxes_without_a_choice_are_refused(kind: str, sentence: str, tmp_path: Path) -> None:
-    env = Car(kind)
-    for check in (check_env, check_types):
-        with pytest.raises(ContractError, match=sentence):
-            check(env)
-    sizes = {"num_envs": 4, "rollout_steps": 4, "hidden_size": 8, "depth": 1, "total_env_steps": 16}
-    with pytest.raises(UserError, match=sentence):
-        jaxrl.train("ppo", env, runs=str(tmp_path), **sizes)
+def test_boxes_without_a_choice_are_refused(kind: str, sentence: str) -> None:
+    with pytest.raises(ContractError, match=sentence):
+        check_types(Car(kind))
 
 
 def test_the_contract_looks_at_each_number() -> None:
@@ -124,9 +117,8 @@ def test_the_contract_looks_at_each_number() -> None:
         def spec(self) -> EnvSpec:  # the second number of an observation may be -1
             return dataclasses.replace(super().spec, observation=Box((3,), low=[0, -0.5, 0], high=HIGH))
 
-    with pytest.raises(
-        ContractError, match=r"observation\[1\] has values from -0.\d* to .*, outside its Box of -0.5 to 1"
-    ):
+    sentence = r"observation\[1\] has values from -0.\d* to .*, outside its Box of -0.5 to 1"
+    with pytest.raises(ContractError, match=sentence):
         check_env(Lower(), random=False, steps=20)
 
 
@@ -181,17 +173,14 @@ def test_readers_of_bounds() -> None:
     assert storage_dtype(Box((2,), jnp.int32, [0, 0], [128, 5])) == jnp.uint8
     assert storage_dtype(Box((2,), jnp.int32, [0, 0], [70000, 5])) == jnp.int32
     _, timestep = Car().reset(jax.random.key(0))
-    drawn = np.asarray(
-        jax.vmap(lambda key: uniform(Car(), None, timestep, key))(jax.random.split(jax.random.key(0), 4000))
-    )
-    assert (drawn >= LOW).all() and (drawn <= HIGH).all()
-    np.testing.assert_allclose(drawn.mean((0, 1)), (LOW + HIGH) / 2, atol=0.1)
-    sample = jax.vmap(Box((3,), jnp.float32, LOW, HIGH).sample)(jax.random.split(jax.random.key(0), 4000))
-    np.testing.assert_allclose(np.asarray(sample).mean(0), (LOW + HIGH) / 2, atol=0.1)
-    space = Box((3,), jnp.float32, LOW, HIGH)
-    assert space.contains(HIGH.astype(np.float32)) and not space.contains(np.array([0, 1.5, 2], np.float32))
-    half_open = jax.vmap(Box((2,), low=[0, 1], high=[1, math.inf]).sample)(jax.random.split(jax.random.key(0), 99))
-    assert (np.asarray(half_open) >= [0, 1]).all() and (np.asarray(half_open)[:, 0] <= 1).all()
+    keys = jax.random.split(jax.random.key(0), 4000)
+    by_policy = jax.vmap(lambda key: uniform(Car(), None, timestep, key)[0])(keys)
+    for drawn in map(np.asarray, (by_policy, jax.vmap(each.sample)(keys))):
+        assert (drawn >= LOW).all() and (drawn <= HIGH).all()
+        np.testing.assert_allclose(drawn.mean(0), (LOW + HIGH) / 2, atol=0.1)
+    assert each.contains(HIGH.astype(np.float32)) and not each.contains(np.array([0, 1.5, 2], np.float32))
+    half_open = np.asarray(jax.vmap(Box((2,), low=[0, 1], high=[1, math.inf]).sample)(keys))
+    assert (half_open >= [0, 1]).all() and (half_open[:, 0] <= 1).all()
 
 
 @needs_gymnasium
@@ -219,10 +208,8 @@ def test_a_number_is_no_observation() -> None:
         def spec(self) -> EnvSpec:
             return dataclasses.replace(super().spec, observation=Discrete(4))
 
-    with pytest.raises(
-        ContractError, match=r"Discrete\(n=4\), but only actions may be Discrete: return the number one-hot"
-    ):
+    sentence = r"Discrete\(n=4\), but only actions may be Discrete: return the number one-hot"
+    with pytest.raises(ContractError, match=sentence):
         check_types(Number())
-    with pytest.raises(ValueError, match="but only actions may be Discrete: return the number one-hot"):
+    with pytest.raises(ValueError, match=sentence):
         outward.checked_spec(Number())
-    assert envs_jax.Box is Box

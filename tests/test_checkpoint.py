@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from helpers.programs import note_compilations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -81,10 +82,6 @@ def make_state(seed: int = 0, size: int = 16) -> State:
     )
 
 
-def shapes(state: Any) -> Any:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
-
-
 def assert_same_bits(a: Any, b: Any) -> None:
     assert jax.tree.structure(a) == jax.tree.structure(b)
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
@@ -101,28 +98,17 @@ def save_steps(directory: Path, *steps: int, keep: int = 3, best: int | None = N
             checkpoints.save(step, make_state(step), {"step": step}, best=step == best)
 
 
-def test_every_bit_and_the_placement_come_back(tmp_path: Path) -> None:
-    state = place(make_state(), 8)
+@pytest.mark.parametrize(("saved_on", "restored_on"), [(8, 8), (8, 1), (1, 8)])
+def test_every_bit_comes_back_on_any_number_of_devices(tmp_path: Path, saved_on: int, restored_on: int) -> None:
+    state, like = place(make_state(), saved_on), place(make_state(5), restored_on)
     with Checkpoints(tmp_path / "deep" / "checkpoints") as checkpoints:
         checkpoints.save(7, state, {"env_steps": 2**40, "name": "é"})
-        step, restored, meta = checkpoints.restore(shapes(state))
+        step, restored, meta = checkpoints.restore(like)
     assert (step, meta) == (7, {"env_steps": 2**40, "name": "é"})
-    assert_same_bits(restored, state)
-    for expected, actual in zip(jax.tree.leaves(state), jax.tree.leaves(restored), strict=True):
-        assert actual.sharding.is_equivalent_to(expected.sharding, actual.ndim)
-    assert jax.random.key_impl(restored.key["one"]) == jax.random.key_impl(state.key["one"])
-
-
-@pytest.mark.parametrize(("saved_on", "restored_on"), [(8, 1), (1, 8)])
-def test_another_number_of_devices(tmp_path: Path, saved_on: int, restored_on: int) -> None:
-    state = place(make_state(), saved_on)
-    like = place(make_state(5), restored_on)
-    with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(0, state, {})
-        _, restored, _ = checkpoints.restore(shapes(like))
     assert_same_bits(restored, state)
     for expected, actual in zip(jax.tree.leaves(like), jax.tree.leaves(restored), strict=True):
         assert actual.sharding.is_equivalent_to(expected.sharding, actual.ndim)
+    assert jax.random.key_impl(restored.key["one"]) == jax.random.key_impl(state.key["one"])
 
 
 def test_buffers_may_be_donated_as_soon_as_save_returns(tmp_path: Path) -> None:
@@ -143,6 +129,7 @@ def test_buffers_may_be_donated_as_soon_as_save_returns(tmp_path: Path) -> None:
 
 
 def test_pruning_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
+    """Parts of which can be read."""
     save_steps(tmp_path, 1, 2, 3, 10, 100, keep=2, best=2)
     with Checkpoints(tmp_path) as checkpoints:
         assert checkpoints.steps() == [2, 10, 100]
@@ -150,6 +137,10 @@ def test_pruning_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
         step, params, meta = checkpoints.restore(jax.eval_shape(make_state).params, prefix="params", best=True)
         assert (step, meta) == (2, {"step": 2})
         assert_same_bits(params, make_state(2).params)
+        shape = jax.eval_shape(make_state).params["dense/kernel"]
+        step, kernel, _ = checkpoints.restore(shape, prefix="params.dense/kernel")
+        assert step == 100
+        assert_same_bits(kernel, make_state(100).params["dense/kernel"])
         assert checkpoints.newest() == (100, {"step": 100})
     with Checkpoints(tmp_path, keep=2) as checkpoints:  # a run that goes on knows which one is the best
         checkpoints.save(101, make_state(101), {})
@@ -212,18 +203,6 @@ def test_checkpoints_of_another_run_are_refused(tmp_path: Path) -> None:
         assert checkpoints.newest()[0] == 3
 
 
-def test_part_of_a_state(tmp_path: Path) -> None:
-    save_steps(tmp_path, 1, 2, best=1)
-    like = jax.eval_shape(make_state).params
-    with Checkpoints(tmp_path) as checkpoints:
-        step, params, _ = checkpoints.restore(like, prefix="params")
-        assert step == 2
-        assert_same_bits(params, make_state(2).params)
-        step, kernel, _ = checkpoints.restore(like["dense/kernel"], prefix="params.dense/kernel", best=True)
-        assert step == 1
-        assert_same_bits(kernel, make_state(1).params["dense/kernel"])
-
-
 # Damage
 
 
@@ -231,11 +210,6 @@ def flip(file: Path, at: int) -> None:
     content = bytearray(file.read_bytes())
     content[at % len(content)] ^= 1 << at % 8
     file.write_bytes(content)
-
-
-def flip_largest(folder: Path) -> None:
-    file = max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
-    flip(file, file.stat().st_size // 2)
 
 
 def cut(file: Path, at: int) -> None:
@@ -323,7 +297,7 @@ def test_whatever_happens_to_files_no_other_state_is_read(three: Path, data: st.
 def test_no_intact_checkpoint(three: Path, tmp_path: Path) -> None:
     shutil.copytree(three, tmp_path, dirs_exist_ok=True)
     for step in (1, 2, 3):
-        flip_largest(tmp_path / f"{step:010d}")
+        flip(tmp_path / f"{step:010d}" / "meta.json", step)
     with Checkpoints(tmp_path) as checkpoints:
         harm = r"\S+ (has changed since|cannot be used)"
         sentence = rf"^no intact checkpoint in {tmp_path} \(checkpoint .*3 is damaged: {harm}.* start"
@@ -404,12 +378,10 @@ sys.path.insert(0, "tests")
 from test_checkpoint import make_state
 from jaxrl.cli.entry import hide_repeated_errors
 from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints
-hide_repeated_errors()
+hide_repeated_errors()  # as commands do
 """
 
 FULL_DISK = """
-from jaxrl.cli.entry import hide_repeated_errors
-hide_repeated_errors()  # as commands do
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write beyond the limit fails like one to a full disk
 with Checkpoints(sys.argv[1]) as checkpoints:
     checkpoints.save(1, make_state(1), {})
@@ -541,21 +513,13 @@ def test_the_first_checkpoint_of_several_devices_compiles_nothing(tmp_path: Path
         {"rows": np.arange(8 * 41, dtype=np.int32).reshape(8, 41)},
         {"one": jax.random.key(1), "many": jax.random.split(jax.random.key(2), 8)},
     )
-    placed, compiled = place(state, 8), []
-
-    def note(event: str, seconds: float, **_: Any) -> None:
-        if "backend_compile" in event:
-            compiled.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(note)
-    try:
-        with Checkpoints(tmp_path / "checkpoints") as checkpoints:
-            checkpoints.save(1, placed, {})
+    placed = place(state, 8)
+    with note_compilations() as compiled, Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        checkpoints.save(1, placed, {})
+        checkpoints.wait()
         assert compiled == []
         jax.jit(lambda x: x * 3 + 1)(jnp.ones(43)).block_until_ready()
         assert len(compiled) > 0  # they are counted
-    finally:
-        jax.monitoring.unregister_event_duration_listener(note)
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
         _, restored, _ = checkpoints.restore(placed)
     jax.tree.map(np.testing.assert_array_equal, restored.params, state.params)

@@ -22,6 +22,7 @@ from jaxrl.cli import policies
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.evaluation import conditions
 
+Capture = pytest.CaptureFixture[str]
 CLAIMS = claims.read_claims()
 JAX = importlib.metadata.version("jax")
 PLACES = {"seed": "1", **dict.fromkeys(needs.FILES, "README.md")}
@@ -172,7 +173,7 @@ def programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Programs:
     return programs
 
 
-def test_a_claim_that_holds(programs: Programs, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_claim_that_holds(programs: Programs, capfd: Capture) -> None:
     assert programs.run("two_stages") == 0
     assert capfd.readouterr().out == "two_stages holds over seeds 1, 2: entropy is 0.195, within 0.2 ± 0.02\n"
     assert [words[0] for words in programs.words] == ["jaxrl.train", "jaxrl.train", "jaxrl.evaluate"] * 2
@@ -189,9 +190,7 @@ def test_a_claim_that_holds(programs: Programs, capfd: pytest.CaptureFixture[str
     assert row["versions"] == {"jax": JAX} and row["training_seconds"] >= 0
 
 
-def test_a_broken_claim_says_which_figure_is_what_and_should_be_what(
-    programs: Programs, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_broken_claim_says_which_figure_is_what_and_should_be_what(programs: Programs, capfd: Capture) -> None:
     programs.entropy = {"1": 0.7, "2": 0.74}
     assert programs.run("two_stages") == 1
     sentence = "two_stages does not hold over seeds 1, 2: entropy is 0.72, which is not 0.2 ± 0.02\n"
@@ -201,7 +200,7 @@ def test_a_broken_claim_says_which_figure_is_what_and_should_be_what(
     assert "does not hold at c0ffee, 2 runs" in capfd.readouterr().out
 
 
-def test_the_tolerance_of_fewer_seeds_is_wider(programs: Programs, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_tolerance_of_fewer_seeds_is_wider(programs: Programs, capfd: Capture) -> None:
     """One of two seeds: by the square root of two."""
     programs.entropy = {"1": 0.2281, "2": 0.2281}
     assert programs.run("two_stages", "--seeds", "1") == 0
@@ -209,21 +208,21 @@ def test_the_tolerance_of_fewer_seeds_is_wider(programs: Programs, capfd: pytest
     assert programs.run("two_stages") == 1
 
 
-def test_parity_is_an_exit_code(programs: Programs, capfd: pytest.CaptureFixture[str]) -> None:
+def test_parity_is_an_exit_code(programs: Programs, capfd: Capture) -> None:
     assert programs.run("parity") == 0
     programs.exit_code = DIFFERS
     assert programs.run("parity") == 1  # which is not kept, but checked anew
     assert "parity does not hold: bench.parity.metaworld ended with exit code 3" in capfd.readouterr().out
 
 
-def test_a_comparison_that_breaks_is_no_difference(programs: Programs, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_comparison_that_breaks_is_no_difference(programs: Programs, capfd: Capture) -> None:
     programs.failing = "bench.parity.metaworld"
     assert programs.run("parity") == 1
     captured = capfd.readouterr()
     assert "parity failed: bench.parity.metaworld ended with exit code 1: see " in captured.err and not captured.out
 
 
-def test_a_claim_that_fails_leaves_the_others(programs: Programs, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_claim_that_fails_leaves_the_others(programs: Programs, capfd: Capture) -> None:
     programs.failing = "jaxrl.evaluate"
     assert programs.run("two_stages", "parity") == 1
     captured = capfd.readouterr()
@@ -231,7 +230,7 @@ def test_a_claim_that_fails_leaves_the_others(programs: Programs, capfd: pytest.
     assert captured.out == "parity holds: bench.parity.metaworld ended with exit code 0\n"
 
 
-def test_an_interrupted_claim_goes_on(programs: Programs, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupted_claim_goes_on(programs: Programs, capfd: Capture) -> None:
     programs.failing = "jaxrl.train"
     assert programs.run("two_stages") == 1
     programs.failing = "jaxrl.evaluate"
@@ -260,7 +259,7 @@ def test_seconds_of_a_limited_run_are_those_of_one_process(programs: Programs) -
 
 
 def test_rows_of_other_sources_are_not_used_again(
-    programs: Programs, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    programs: Programs, monkeypatch: pytest.MonkeyPatch, capfd: Capture
 ) -> None:
     assert programs.run("two_stages") == 0
     monkeypatch.setattr(run, "git", lambda *words: {"status": "", "ls-tree": "new", "rev-parse": "dead"}[words[0]])
@@ -281,7 +280,7 @@ def test_rows_of_another_version_of_jax_are_not_used_again(programs: Programs) -
 
 
 def test_nothing_runs_from_sources_that_no_commit_holds(
-    programs: Programs, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    programs: Programs, monkeypatch: pytest.MonkeyPatch, capfd: Capture
 ) -> None:
     monkeypatch.setattr(run, "git", lambda *words: " M jaxrl/train.py\n M jaxrl/api.py")
     assert programs.run("two_stages") == 2 and not programs.words
@@ -289,7 +288,7 @@ def test_nothing_runs_from_sources_that_no_commit_holds(
     assert capfd.readouterr().err.startswith(sentence)
 
 
-def test_runs_of_another_claim_are_used(programs: Programs, capfd: pytest.CaptureFixture[str]) -> None:
+def test_runs_of_another_claim_are_used(programs: Programs, capfd: Capture) -> None:
     assert programs.run("two_stages", "--seeds", "1") == 0
     assert programs.run("shared") == 2
     assert "shared cannot be run here: it needs --file agent=PATH" in capfd.readouterr().err
@@ -323,9 +322,7 @@ def test_two_processes_share_the_seeds_of_a_claim(programs: Programs, monkeypatc
     assert [row["seed"] for row in programs.read("two_stages")["rows"]] == [1, 2]
 
 
-def test_what_is_expected_may_change_without_running_again(
-    programs: Programs, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_expected_may_change_without_running_again(programs: Programs, capfd: Capture) -> None:
     assert programs.run("two_stages", "--judge") == 1
     assert "two_stages has no result of its commands" in capfd.readouterr().err
     programs.entropy = {"1": 0.3, "2": 0.3}
@@ -348,9 +345,7 @@ def test_what_is_expected_may_change_without_running_again(
         (["limited", "--file", "robot=a.py"], "it is one of agent=PATH, weights=PATH"),
     ],
 )
-def test_bad_command_lines(
-    programs: Programs, words: list[str], sentence: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_command_lines(programs: Programs, words: list[str], sentence: str, capfd: Capture) -> None:
     assert programs.run(*words) == 2
     assert sentence in capfd.readouterr().err and not programs.words
 

@@ -105,7 +105,6 @@ def begin_net() -> Any:
 
 
 code_of = jax.jit(lambda params, window: NET.apply(params, window)[0])
-compute_codes = jax.jit(jax.vmap(lambda params, window: NET.apply(params, window)[0], in_axes=(None, 0)))
 usable = jax.jit(dataset.find_usable)
 
 
@@ -138,14 +137,6 @@ def read_set(buffer: Replay, tasks: tuple[str, ...]) -> dict[str, Any]:
 # ---------------------------------------------------------------- the transformer
 
 
-def test_a_code_does_not_depend_on_the_other_windows_of_a_batch() -> None:
-    batch, order = windows(5), np.array([3, 0, 4, 2, 1])
-    codes = np.asarray(compute_codes(begin_net(), batch))
-    shuffled = np.asarray(compute_codes(begin_net(), jax.tree.map(lambda x: x[order], batch)))
-    np.testing.assert_allclose(shuffled, codes[order], rtol=1e-5, atol=1e-6)
-    assert np.ptp(codes, axis=0).min() > 1e-3  # and windows do have different codes
-
-
 def test_a_code_tells_when_something_happened() -> None:
     params, one = begin_net(), jax.tree.map(lambda x: x[0], windows(1))
     turned = jax.tree.map(lambda x: x[::-1], one)
@@ -153,22 +144,6 @@ def test_a_code_tells_when_something_happened() -> None:
     times = np.random.default_rng(2).normal(size=params["params"]["times"].shape).astype(np.float32)
     params = {"params": params["params"] | {"times": times}}
     assert not np.allclose(code_of(params, one), code_of(params, turned), atol=1e-3)
-
-
-def test_only_masked_tokens_are_to_be_reconstructed() -> None:
-    target, predicted = windows(2), windows(2, seed=5)
-    masked = jax.tree.map(lambda x: np.arange(x.shape[1]) == np.full((len(x), 1), x.shape[1] - 1), target)
-    loss, slope = jax.jit(
-        jax.value_and_grad(lambda target: transformer.reconstruction_loss(predicted, target, masked))
-    )(target)
-    for rows in jax.tree.leaves(slope):
-        rows = np.asarray(rows)
-        assert not rows[:, :-1].any() and rows[:, -1].all()
-    by_hand = sum(
-        np.mean((np.asarray(a)[:, -1] - np.asarray(b)[:, -1]) ** 2)
-        for a, b in zip(jax.tree.leaves(predicted), jax.tree.leaves(target), strict=True)
-    )
-    assert float(loss) == pytest.approx(by_hand, rel=1e-5)
 
 
 def test_masks_hide_as_often_as_they_should() -> None:
@@ -186,54 +161,12 @@ def test_masks_hide_as_often_as_they_should() -> None:
         assert 0 <= numbers.min() < 0.1 and 0.9 < numbers.max() < 1
 
 
-def test_contrast_by_hand() -> None:
-    first, second = np.array([[2.0, 0.0], [0.0, 1.0], [3.0, 3.0]]), np.array([[1.0, 1.0], [0.0, 5.0], [-1.0, 0.0]])
+def test_losses_by_hand_on_one_device_and_on_two() -> None:
+    """Eight windows, of which five count, four on one device and one on the other; masks as uneven.
 
-    def unit(x: Any) -> Any:
-        return x / np.linalg.norm(x, axis=1, keepdims=True)
-
-    cosines = np.exp(unit(first) @ unit(second).T / 0.15)
-    rows = [
-        -math.log(cosines[0, 0] / (cosines[0, 0] + cosines[0, 2])),  # windows 0 and 1 are of one task
-        -math.log(cosines[1, 1] / (cosines[1, 1] + cosines[1, 2])),
-        -math.log(cosines[2, 2] / cosines[2].sum()),
-    ]
-
-    contrast = jax.jit(transformer.contrastive_loss)
-
-    def loss(tasks: list[int], weight: list[float], rows: slice = slice(None)) -> float:
-        one, two = (
-            transformer.CodeBatch(code.astype(np.float32), np.array(tasks, np.int32), np.array(weight, np.float32))
-            for code in (first, second)
-        )
-        return float(contrast(jax.tree.map(lambda x: x[rows], one), two, np.int32(rows.start or 0)))
-
-    assert loss([4, 4, 1], [1.0, 1.0, 1.0]) == pytest.approx(np.mean(rows), rel=1e-4)
-    assert loss([2, 2, 2], [1.0, 1.0, 1.0]) == pytest.approx(0.0, abs=1e-6)
-    alone = (
-        -math.log(cosines[0, 0] / (cosines[0, 0] + cosines[0, 2])),
-        -math.log(cosines[2, 2] / (cosines[2, 2] + cosines[2, 0])),
-    )
-    assert loss([4, 4, 1], [1.0, 0.0, 1.0]) == pytest.approx(np.mean(alone), rel=1e-4)  # the second is no window
-    assert loss([4, 4, 1], [1.0, 1.0, 1.0], slice(1, 3)) == pytest.approx(np.mean(rows[1:]), rel=1e-4)
-
-
-def test_neighbours_by_hand() -> None:
-    points, queries = np.float32([[1, 0], [0, 9]]), np.float32([[5, 1], [1, 2], [1, 3]])
-    known_task, task = np.int32([0, 1]), np.int32([0, 1, 0])
-    compiled = jax.jit(transformer.neighbour_accuracy)
-
-    def accuracy(known_weight: list[float], weight: list[float]) -> float:
-        codes = transformer.CodeBatch(points, known_task, np.float32(known_weight))
-        return float(compiled(codes, transformer.CodeBatch(queries, task, np.float32(weight))))
-
-    assert accuracy([1.0, 1.0], [1.0, 1.0, 1.0]) == pytest.approx(2 / 3)
-    assert accuracy([1.0, 1.0], [1.0, 1.0, 0.0]) == 1.0
-    assert accuracy([1.0, 0.0], [1.0, 1.0, 1.0]) == pytest.approx(2 / 3)  # all are nearest to the first: 0, 1, 0
-
-
-def test_losses_of_two_devices_are_those_of_all_their_windows() -> None:
-    """Eight windows, of which five count, four on one device and one on the other; masks as uneven."""
+    The error is of masked tokens. InfoNCE and neighbours compare with windows that count, InfoNCE only with those of
+    other tasks.
+    """
     rng = np.random.default_rng(3)
     target, predicted = windows(8), windows(8, seed=5)
     weight = np.float32([1, 1, 1, 1, 0, 0, 1, 0])
@@ -275,8 +208,9 @@ def test_losses_of_two_devices_are_those_of_all_their_windows() -> None:
         "contrast": contrast[used].mean(),
         "accuracy": (task[nearest] == task)[used].mean(),
     }
-    (slope, means), (one_slope, _) = means_on(2), means_on(1)
+    (slope, means), (one_slope, one_means) = means_on(2), means_on(1)
     assert means == pytest.approx(by_hand, rel=1e-4)
+    assert one_means == pytest.approx(by_hand, rel=1e-4)
     assert slope == pytest.approx(one_slope, rel=1e-4)
 
 
@@ -612,7 +546,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     special = {
         "near": "--task near", "far": "--task far", "other": "--task nearer",
         "arm": "--task near --reach 0.4", "wide": "--task near --hidden_size 16",
-        "wide observation": "--task far --dimensions 3",
+        "wide_view": "--task far --dimensions 3",
     }  # fmt: skip
     directories = {}
     for name, flags in special.items():
@@ -691,40 +625,42 @@ def test_a_run_is_evaluated_by_task_and_without_codes(collective_run: str, capsy
     assert "distance" in output and "(near)" not in output and "(nearer)" not in output  # one task
 
 
+TAUGHT = (
+    "--num_envs 4 --hidden_size 8 --batch_size 8 --env_steps_per_update 4 --random_steps 0 "
+    "--teacher_constant_steps 8 --teacher_until_step 24 --devices 1 --total_env_steps 64"
+)
+
+
+@pytest.fixture
+def student(tmp_path: Path) -> list[str]:
+    """The command line of a student whose teacher is to be named."""
+    (tmp_path / "student.yaml").write_text("algo: student\nenv: test_collective:Corners\n")
+    return ["--config", str(tmp_path / "student.yaml"), "--runs", str(tmp_path), *TAUGHT.split()]
+
+
 @pytest.mark.slow
-def test_a_teacher_must_have_finished(workers: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_teacher_must_have_finished(workers: dict[str, str], here: Path, student: list[str], capsys: Any) -> None:
     argv = [*STUDY.format(here=here).split(), "--runs", str(here), "--workers", f"{workers['near']},{workers['far']}"]
     assert train.main([*argv, "--max_seconds", "0.001"]) == 0
     run = (here / "latest").read_text().strip()
-    (here / "student.yaml").write_text("algo: student\nenv: test_collective:Corners\n")
-    sizes = (
-        "--num_envs 4 --hidden_size 8 --batch_size 8 --env_steps_per_update 4 --random_steps 0 "
-        "--teacher_constant_steps 8 --teacher_until_step 24 --devices 1"
-    )
-    argv = ["--config", str(here / "student.yaml"), *sizes.split(), "--runs", str(here), "--total_env_steps", "64"]
     capsys.readouterr()
-    assert train.main([*argv, "--teacher", run]) == 1
+    assert train.main([*student, "--teacher", run]) == 1
     assert f"{run} has not finished all its phases: finish it first" in capsys.readouterr().err
     assert train.main(["--resume", run, "--max_seconds", "0"]) == 0
-    assert train.main([*argv, "--teacher", run]) == 0
+    assert train.main([*student, "--teacher", run]) == 0
 
 
 @pytest.mark.slow
-def test_a_student_of_a_run(workers: dict[str, str], collective_run: str, tmp_path: Path, capsys: Any) -> None:
-    sizes = (
-        "--num_envs 4 --hidden_size 8 --batch_size 8 --env_steps_per_update 4 --random_steps 0 "
-        "--teacher_constant_steps 8 --teacher_until_step 24 --devices 1"
-    )
-    (tmp_path / "student.yaml").write_text("algo: student\nenv: test_collective:Corners\n")
-    argv = ["--config", str(tmp_path / "student.yaml"), *sizes.split(), "--runs", str(tmp_path)]
-    argv += ["--total_env_steps", "64"]
+def test_a_student_of_a_run(
+    workers: dict[str, str], collective_run: str, student: list[str], tmp_path: Path, capsys: Any
+) -> None:
     for named, sentence in (
         ("", "a student needs a teacher: name a run of collective with --teacher RUN"),
         (workers["near"], "was trained with sac: a teacher must be a run of collective"),
     ):
-        assert train.main([*argv, "--teacher", named]) == 2
+        assert train.main([*student, "--teacher", named]) == 2
         assert sentence in capsys.readouterr().err
-    assert train.main([*argv, "--task", "nearer", "--teacher", collective_run]) == 0
+    assert train.main([*student, "--task", "nearer", "--teacher", collective_run]) == 0
     run = (tmp_path / "latest").read_text().strip()
     state, teacher = load_state(run)[1], load_state(collective_run)[1]
     for name in ("encoder", "actor"):
@@ -747,31 +683,24 @@ def test_expert_datasets_that_do_not_fit(here: Path, capsys: pytest.CaptureFixtu
 
 WRONG = {
     "none": ("", "there is no worker for 'near', 'far': name a run of sac for each of near, far with --workers"),
-    "too few": ("{near}", "there is no worker for 'far'"),
-    "another task": ("{near},{other}", "{other} was trained on 'nearer', which is not among the tasks here"),
-    "another arm": ("{arm},{far}", "{arm} was trained with reach 0.4, here it is 0.5: use the same value"),
-    "another network": ("{wide},{far}", "{wide} was trained with hidden_size 16, {far} with 8: use workers with the "
-    "same settings"),
-    "another observation": ("{near},{wide observation}", "has observations of shape (4,), here they have (3,)"),
+    "too few": ("--workers {near}", "there is no worker for 'far'"),
+    "no run": ("--workers nowhere", "nowhere does not exist"),
+    "another task": ("--workers {near},{other}", "{other} was trained on 'nearer', which is not among the tasks here"),
+    "another arm": ("--workers {arm},{far}", "{arm} was trained with reach 0.4, here it is 0.5: use the same value"),
+    "another network": ("--workers {wide},{far}", "{wide} was trained with hidden_size 16, {far} with 8: use workers"),
+    "another observation": ("--workers {near},{wide_view}", "has observations of shape (4,), here they have (3,)"),
+    "weights": ("--workers {near} --init_from {near}", "starts from --workers: remove --init_from"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("what", WRONG)
 def test_workers_that_do_not_fit(what: str, workers: dict[str, str], here: Path, capsys: Any) -> None:
-    named, sentence = (text.format_map(workers) for text in WRONG[what])
+    flags, sentence = (text.format_map(workers) for text in WRONG[what])
     capsys.readouterr()
-    assert train.main([*STUDY.format(here=here).split(), "--runs", str(here / "runs"), "--workers", named]) == 2
+    assert train.main([*STUDY.format(here=here).split(), "--runs", str(here / "runs"), *flags.split()]) == 2
     error = capsys.readouterr().err
     assert sentence in error and error.count("\n") == 1
     assert not (here / "runs").exists()
-
-
-def test_what_is_no_run_of_a_worker(workers: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = [*STUDY.format(here=here).split(), "--runs", str(here / "runs"), "--workers"]
-    assert train.main([*argv, "nowhere"]) == 2
-    assert "nowhere does not exist" in capsys.readouterr().err
-    assert train.main([*argv, workers["near"], "--init_from", workers["near"]]) == 2
-    assert "starts from --workers: remove --init_from" in capsys.readouterr().err
 
 
 def test_workers_of_another_algorithm_or_environment() -> None:

@@ -12,20 +12,18 @@ import pytest
 from helpers.cases import by_day
 from helpers.runs import resume, run
 
-import jaxrl
 from jaxrl.runtime.checkpoint import Checkpoints
 from jaxrl.runtime.session import Session
 
-COMA = "--algo coma --num_envs 8 --hidden_size 4 --eval_episodes 8 --checkpoint_every 1"
-JOBS = {  # of 32 environment steps in an iteration
-    "corridor": "--env helpers.tiny:Corridor --num_agents 2 --horizon 4 --minibatch_size 32 --devices 1",
-    "coverage": "--q 2 --budget 3 --minibatch_size 32 --devices 1",
-    "coverage, 8 devices": "--q 2 --budget 3 --minibatch_size 32 --devices 8",
-}
-SHORT = {"num_envs": 8, "hidden_size": 8, "batch_size": 8, "buffer_size": 512, "eval_every": 32, "eval_episodes": 8}
-OFF_POLICY: dict[str, dict[str, Any]] = {
-    "sac_quick": SHORT | {"random_steps": 64, "horizon": 6},
-    "ddpg_quick": SHORT | {"learning_starts": 32, "max_steps": 6},
+COMA = "--algo coma --num_envs 8 --hidden_size 4 --minibatch_size 32 --eval_every 48"
+REPLAY = "--num_envs 8 --hidden_size 8 --batch_size 8 --buffer_size 512 --eval_every 32 --devices 2"
+# flags, environment steps of the run and of its continuation; an iteration of COMA has 32
+JOBS = {
+    "corridor": (f"{COMA} --env helpers.tiny:Corridor --num_agents 2 --horizon 4 --devices 1", 96, 160),
+    "coverage": (f"{COMA} --q 2 --budget 3 --devices 1", 96, 160),
+    "coverage, 8 devices": (f"{COMA} --q 2 --budget 3 --devices 8", 96, 160),
+    "sac": (f"--config sac_quick {REPLAY} --random_steps 64 --horizon 6", 320, 640),
+    "ddpg": (f"--config ddpg_quick {REPLAY} --learning_starts 32 --max_steps 6", 320, 640),
 }
 
 
@@ -73,24 +71,13 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compilations]:
 
 
 @pytest.mark.parametrize("job", by_day(JOBS, ["corridor"]))
-def test_the_main_job(job: str, tmp_path: Path, compilations: Compilations) -> None:
+def test_only_evaluations_are_compiled_later(job: str, tmp_path: Path, compilations: Compilations) -> None:
     jnp.ones(17) * 3  # what is compiled is noted
     assert "multiply" in compilations.names
-    directory = run(f"{COMA} {JOBS[job]} --eval_every 48 --total_env_steps 96", tmp_path)
+    flags, total, longer = JOBS[job]
+    directory = run(f"{flags} --eval_episodes 8 --checkpoint_every 1 --total_env_steps {total}", tmp_path)
     assert compilations.later == ["evaluate"]
-    assert Checkpoints(directory / "checkpoints").steps() == [1, 2, 3]
+    assert len(Checkpoints(directory / "checkpoints").steps()) == 3  # those that are kept
     jax.clear_caches()
-    resume(directory, "--total_env_steps 160")
-    assert compilations.later == ["evaluate"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("preset", ["sac_quick", "ddpg_quick"])
-def test_runs_with_a_replay(preset: str, tmp_path: Path, compilations: Compilations) -> None:
-    """They have several phases."""
-    settings = OFF_POLICY[preset] | {"devices": 2, "checkpoint_every": 1, "runs": str(tmp_path)}
-    finished = jaxrl.train(preset.partition("_")[0], preset=preset, total_env_steps=320, progress=False, **settings)
-    assert compilations.later == ["evaluate"]
-    jax.clear_caches()
-    resume(finished.directory, "--total_env_steps 640")
+    resume(directory, f"--total_env_steps {longer}")
     assert compilations.later == ["evaluate"]

@@ -1,31 +1,30 @@
-"""Masks of moves by hand."""
+"""Masks of moves against the oracle, for agents anywhere."""
+
+import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bench.reference.coverage import oracle
 from envs_jax.coverage import actions
 
 
-@pytest.mark.parametrize(("num_actions", "open_ones"), [(6, [5]), (4, [2, 3])])
-def test_the_last_open_action_of_six_stays_open(num_actions: int, open_ones: list[int]) -> None:
-    """In a corner at the highest altitude two neighbours close the moves along both sides, a third one the way down.
-
-    Of four actions none is left then, and all that the boundary allows are open again.
-    """
-    position = jnp.array([0, 0, 2], jnp.int32)
-    earlier = jnp.array([[1, 0, 2], [0, 1, 2], [0, 0, 1]], jnp.int32)
-
-    @jax.jit
-    def masks(moved: jax.Array) -> tuple[jax.Array, jax.Array]:
-        boundary = actions.boundary_mask(position[None], num_actions)[0]
-        return boundary, actions.collision_mask(position, earlier, moved, boundary, num_actions)
-
-    boundary, mask = masks(jnp.ones(3, bool))
-    sides = [k for k, move in enumerate(actions.MOVES[num_actions]) if tuple(move[:2]) in ((1, 0), (0, 1))]
-    np.testing.assert_array_equal(np.flatnonzero(boundary), sides + [5] * (num_actions == 6))
-    np.testing.assert_array_equal(np.flatnonzero(mask), open_ones)
-    one = masks(jnp.array([True, False, False]))[1]  # who has not moved yet closes nothing
-    lost = [k for k, move in enumerate(actions.MOVES[num_actions]) if tuple(move[:2]) == (1, 0)]
-    np.testing.assert_array_equal(np.flatnonzero(np.asarray(boundary) & ~np.asarray(one)), lost)
+@pytest.mark.parametrize("num_actions", [4, 6, 27])
+def test_masks_are_those_of_the_oracle(num_actions: int) -> None:
+    """Crowded around the agent, so that often no action is left: then all that the boundary allows are open again."""
+    rng = np.random.default_rng(0)
+    positions = rng.integers(0, (11, 11, 3), (500, 3))
+    others = np.clip(positions[:, None] + rng.integers(-1, 2, (500, 12, 3)), 0, (10, 10, 2))
+    moved = rng.random((500, 12)) < rng.random((500, 1))
+    boundary = jax.jit(actions.boundary_mask, static_argnums=1)(np.int32(positions), num_actions)
+    collide = jax.jit(jax.vmap(functools.partial(actions.collision_mask, num_actions=num_actions)))
+    final = collide(np.int32(positions), np.int32(others), moved, boundary)
+    stuck = 0
+    for i, position in enumerate(5 * (positions + [0, 0, 1])):
+        expected = oracle.boundary_mask(position, num_actions)
+        np.testing.assert_array_equal(boundary[i], expected)
+        left = oracle.collision_mask(expected, position, 5 * (others[i, moved[i]] + [0, 0, 1]))
+        stuck += not left.any()
+        np.testing.assert_array_equal(final[i], left if left.any() else expected)
+    assert stuck > 0

@@ -15,28 +15,21 @@ from helpers.programs import get_programs
 
 import envs_jax
 from bench.parity.coverage import advance, environment, lattice, launch, rectangle, whole_map
-from bench.reference.coverage import oracle
 from envs_jax.coverage import actions, baselines, terrain
 
 
-@functools.cache
-def greedy(env, communication):
-    """state, timestep -> ((gains, scores), actions), compiled once for equal environments."""
-
-    @jax.jit
-    def choose(state, timestep):
-        chosen = env.baselines["ig"](env, state, timestep, jax.random.key(0))
-        return baselines.ig_scores(env, state, timestep, communication), chosen
-
-    return choose
-
-
-@pytest.mark.parametrize("name", by_day(["own-ig0", "ig0", "ig1"], ["own-ig0", "ig0"]))
+@pytest.mark.slow  # by day test_coverage_against_oracle compares the scores with those of the oracle
+@pytest.mark.parametrize("name", golden.COVERAGE_GREEDY)
 def test_recorded_greedy_missions(name):
     record = golden.coverage_mission(name)
     env = environment(record, belief_dtype="float32", communication_range=float(record.config["range"]))
     state = launch(env)(jax.random.key(0), rectangle(record), lattice(record["positions"][0]), np.float32(0))
-    choose = greedy(env, record.config["communication"])
+
+    @jax.jit
+    def choose(state, timestep):
+        chosen = env.baselines["ig"](env, state, timestep, jax.random.key(0))
+        return baselines.ig_scores(env, state, timestep, record.config["communication"]), chosen
+
     for k in range(record.steps):
         positions, heard = lattice(record["positions"][k]), record["comm"][k].astype(bool)
         state, timestep = advance(env)(state, positions, heard, whole_map(record, k))
@@ -122,28 +115,6 @@ def test_lawnmower_finds_its_path(num_actions):
         height = 1 if num_actions == 6 else path[0, agent, 2]  # of four actions none changes it
         visited = set(map(tuple, path[:, agent].tolist()))
         assert {(*point, height) for point in baselines.PATHS[agent].tolist()} <= visited
-
-
-def test_expected_gain_by_hand():
-    """The formula in probabilities, at 15 m."""
-    for prior, p in ((0.5, 0.5), (0.3, 0.3), (0.3, 0.6)):
-        env = make(prior=prior)
-        error = oracle.error_rate(15)
-
-        def entropy(x):
-            return -x * np.log2(x) - (1 - x) * np.log2(1 - x)
-
-        def weight(x):
-            return 1.0 if x > 0.501 else 0.0 if x < 0.499 else x
-
-        def after(likelihood, p=p, prior=prior):
-            odds = p / (1 - p) * likelihood / (1 - likelihood) * (1 - prior) / prior
-            return odds / (1 + odds)
-
-        one, zero = after(1 - error), after(error)
-        gain = p * (entropy(p) - entropy(one)) * weight(one) + (1 - p) * (entropy(p) - entropy(zero)) * weight(zero)
-        actual = jax.jit(functools.partial(baselines.expected_gain, env))(np.float32(np.log(p / (1 - p))), np.int32(2))
-        np.testing.assert_allclose(actual, gain, atol=2e-6)
 
 
 def test_sequential_greedy_respects_collisions():

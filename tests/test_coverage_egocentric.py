@@ -42,6 +42,14 @@ def turned_action(action: int, mirror_x: bool, mirror_y: bool, exchange: bool) -
     return action
 
 
+def turn_views_and_actions(views: np.ndarray, *mirrored_by: bool) -> np.ndarray:
+    """Critic inputs [A, 11, 11, 12] of the turned mission, in which the actions of the others turn, too."""
+    turned = np.stack([turn(view, *mirrored_by) for view in views])
+    there = np.array([0] + [turned_action(a, *mirrored_by) + 1 for a in range(6)])
+    turned[..., 11] = there[np.rint(turned[..., 11] * 6).astype(int)] / 6
+    return turned
+
+
 turn_view = jax.jit(egocentric.egocentric, static_argnums=1)
 turn_views = jax.jit(jax.vmap(lambda view: egocentric.egocentric(view, 6)))
 find_neighbours = jax.jit(observation.neighbours)
@@ -65,10 +73,7 @@ def test_symmetric_situations_look_the_same(seed: int, mirrored_by: tuple[bool, 
     generator = np.random.default_rng(seed)
     positions, chosen = generator.integers(0, [11, 11, 3], (4, 3), np.int32), generator.integers(0, 6, 4)
     view = make_view(generator, positions, chosen)
-    other = np.stack([turn(row, *mirrored_by) for row in view])
-    # actions of the others turn, too
-    there = np.array([0] + [turned_action(a, *mirrored_by) + 1 for a in range(6)])
-    other[..., 11] = there[np.rint(other[..., 11] * 6).astype(int)] / 6
+    other = turn_views_and_actions(view, *mirrored_by)
     (first, acts), (second, turned_acts) = turn_views(view), turn_views(other)
     for agent, (x, y, _) in enumerate(positions):
         if x == 5 or y == 5 or min(x, 10 - x) == min(y, 10 - y):
@@ -123,9 +128,7 @@ def test_an_egocentric_policy_acts_alike_in_symmetric_situations() -> None:
     generator = np.random.default_rng(0)
     positions = np.array([[9, 7, 0], [1, 2, 1], [3, 8, 2], [8, 4, 1]], np.int32)
     view = make_view(generator, positions, np.array([1, 2, 3, 4]))
-    other = np.stack([turn(row, True, False, True) for row in view])
-    moved = np.array([0] + [turned_action(a, True, False, True) + 1 for a in range(6)])
-    other[..., 11] = moved[np.rint(other[..., 11] * 6).astype(int)] / 6
+    other = turn_views_and_actions(view, True, False, True)
     order = [turned_action(a, True, False, True) for a in range(6)]
     for seen in (True, False):
         algo = Coma(env.spec, DataParallel(8), egocentric=seen, hidden_size=8, dueling=True)

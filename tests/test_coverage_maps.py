@@ -2,17 +2,16 @@
 
 import functools
 import itertools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.coverage import batch, make, wander
+from helpers.coverage import batch, make
 
-import envs_jax
+from bench.reference.coverage import oracle
 from envs_jax.batch import batched
-from envs_jax.coverage import belief, communication, observation, sensor, terrain, world
+from envs_jax.coverage import belief, sensor, terrain, world
 from envs_jax.coverage.maps import dense, fixed_point
 from envs_jax.coverage.maps import windows as windows_backend
 from envs_jax.coverage.maps.types import Measurements
@@ -37,6 +36,10 @@ def number(pair):
             marks=pytest.mark.slow,
         ),
         pytest.param({"q": 11, "num_agents": 3, "num_actions": 27}, marks=pytest.mark.slow),
+        pytest.param(
+            {"q": 4, "num_agents": 3, "delay": (1, 2), "failure_rate": 0.2, "communication_range": 100.0},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_backends_agree(settings):
@@ -81,33 +84,12 @@ def beyond_limit(storage, beliefs):
 
 
 def test_windows_change_maps_in_place():
-    env = make(q=20, map_backend="windows", num_agents=2)
+    """By what agents measure, and by messages that arrive later."""
+    env = make(q=20, map_backend="windows", num_agents=2, delay=2)
     state = jax.eval_shape(jax.vmap(env._draw_mission), jax.random.split(jax.random.key(0), 8))
     program = jax.jit(batched(env)._advance, donate_argnums=0).lower(state, state.positions).compile()
     beliefs = state.maps.beliefs
     assert program.memory_analysis().temp_size_in_bytes < beliefs.size * beliefs.dtype.itemsize / 2
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def chances(storage, beliefs):
-    return belief.probability(storage.log_odds(beliefs))
-
-
-def test_int16_is_close_to_float32():
-    """Bounds of a fixed-point step of 1/2048; the step that is used does ten times better."""
-    observations = [
-        wander(make(q=7, budget=14, belief_dtype=name, map_backend="dense"), jax.random.key(5))
-        for name in ("int16", "float32")
-    ]
-    stores = [belief.Storage(name, 0.5) for name in ("int16", "float32")]
-    for (a, ts_a), (b, ts_b) in zip(*observations, strict=True):
-        np.testing.assert_array_equal(a.positions, b.positions)
-        p, exact = (chances(s, x.maps.beliefs) for s, x in zip(stores, (a, b), strict=True))
-        np.testing.assert_allclose(p, exact, atol=5e-5)
-        np.testing.assert_allclose(ts_a.observation, ts_b.observation, atol=1e-5)
-        np.testing.assert_allclose(ts_a.reward, ts_b.reward, atol=3e-5)
-        np.testing.assert_allclose(ts_a.metrics["entropy"], ts_b.metrics["entropy"], atol=1e-5)
-        assert float(ts_a.metrics["f1"]) == float(ts_b.metrics["f1"])
 
 
 THRESHOLDS = (belief.KNOWN, belief.PREDICTED, 1.0 - belief.KNOWN)
@@ -192,7 +174,7 @@ def test_sums_in_fixed_point():
 def test_resize(n):
     values = np.random.default_rng(n).random((2, n, n)).astype(np.float32)
     matrix = world.area_matrix(n)
-    np.testing.assert_allclose(matrix.sum(1), 1.0, atol=1e-12)
+    np.testing.assert_allclose(matrix, oracle.area_matrix(n), atol=1e-12)
     expected = np.einsum("dr,brc,ec->bde", matrix, values.astype(np.float64) ** 2, matrix)
     np.testing.assert_allclose(jax.jit(lambda v: world.resize(v, jnp.square))(values), expected, atol=1e-6)
     if n >= 11:
@@ -226,80 +208,46 @@ def test_readings_resized_as_on_accelerators_are_those_on_cpus(monkeypatch):
     np.testing.assert_allclose(elsewhere, on_cpus, atol=1e-6)
 
 
-def test_footprints_equal_painted_maps():
-    q, agents = 6, 5
-    n, rng = world.map_side(q), np.random.default_rng(3)
-
-    @jax.jit
-    def both(positions, received):
-        box = world.clip_footprint(world.footprint(positions, q), n)
-        return *observation.footprints(positions, received, cells_per_footprint=q), box
-
-    for _ in range(20):
-        positions = rng.integers(0, (11, 11, 3), (agents, 3)).astype(np.int32)
-        positions[1] = positions[0]
-        received = rng.random((agents, agents)) < 0.5
-        own_box, team, box = jax.tree.map(np.asarray, both(positions, received))
-        inside = np.zeros((agents, n, n), bool)
-        for i in range(agents):
-            inside[i, int(box.top[i]) : int(box.bottom[i]), int(box.left[i]) : int(box.right[i])] = True
-        matrix = world.area_matrix(n)
-        for i in range(agents):
-            heard = [j for j in range(agents) if j != i and received[i, j]]
-            plane = np.where(inside[i], 1.0, np.where(inside[heard].any(0), 0.0, 0.5))
-            np.testing.assert_allclose(own_box[i], matrix @ plane @ matrix.T, atol=2e-6)
-        np.testing.assert_allclose(team, matrix @ np.where(inside.any(0), 1.0, 0.5) @ matrix.T, atol=2e-6)
+def test_footprints_are_those_of_the_oracle():
+    widths = 2, 5, 6, 7, 11, 28, 57
+    positions = np.stack(np.meshgrid(*map(np.arange, (11, 11, 3)), indexing="ij"), axis=-1).reshape(-1, 3)
+    boxes = jax.jit(lambda positions: [world.footprint(positions, q) for q in widths])(np.int32(positions))
+    for q, box in zip(widths, boxes, strict=True):
+        for whole, expected in (
+            (box, oracle.footprint_full),
+            (world.clip_footprint(box, world.map_side(q)), oracle.footprint),
+        ):
+            ours = np.stack([whole.top, whole.bottom, whole.left, whole.right], axis=-1)
+            np.testing.assert_array_equal(ours, [expected(5 * (place + [0, 0, 1]), q) for place in positions])
 
 
 # Terrain
 
 
-def paint(family, side, first, second, n):
-    cells = np.zeros((n, n), bool)
-
-    def head(c: Any) -> Any:
-        return slice(0, n * c // 100)
-
-    def tail(c: Any) -> Any:
-        return slice(n - n * (c - 1) // 100, n)
-
-    every = slice(0, n)
-    if family == "corner":
-        rows = tail(first) if side in (1, 2) else head(first)
-        columns = tail(second) if side in (2, 3) else head(second)
-        cells[rows, columns] = True
-    elif family == "band":
-        strip = slice(n * first // 100, n * second // 100)
-        cells[(strip, every) if side < 2 else (every, strip)] = True
-        cells ^= side % 2 == 1
-    elif family == "diagonal":
-        pairs = [(head, head), (tail, tail)] if side % 2 == 0 else [(head, tail), (tail, head)]
-        for a, b in pairs:
-            cells[a(first), b(first)] = True
-    else:
-        for a, b in itertools.product((head, tail), repeat=2):
-            cells[a(first), b(first)] = True
-        cells ^= side % 2 == 1
-    return cells
-
-
 @pytest.mark.parametrize(
-    ("family", "first", "second"), [("corner", 60, 71), ("band", 22, 70), ("diagonal", 47, 0), ("four", 33, 0)]
+    ("family", "expected", "percentages"),
+    [
+        ("split", oracle.split_terrain, (45,)),
+        ("corner", oracle.corner_terrain, (60, 71)),
+        ("band", oracle.band_terrain, (22, 70)),
+        ("diagonal", oracle.diagonal_terrain, (47,)),
+        ("four", oracle.four_terrain, (33,)),
+    ],
 )
-def test_families_of_terrain(family, first, second):
+def test_families_of_terrain(family, expected, percentages):
     n = 43
+    first, second = (*map(np.int32, percentages), np.int32(0))[:2]
 
     @jax.jit
     def drawn(side):
-        rows, columns, invert = terrain._describe(family, side, jnp.int32(first), jnp.int32(second), n)
+        rows, columns, invert = terrain._describe(family, side, first, second, n)
         ground = terrain._finish(rows, columns, invert, (), n)
         return terrain.whole(ground, n), ground.count
 
     for side in range(4):
         cells, count = drawn(np.int32(side))
-        expected = paint(family, side, first, second, n)
-        np.testing.assert_array_equal(cells, expected)
-        assert int(count) == expected.sum()
+        np.testing.assert_array_equal(cells, expected(n, side, *percentages))
+        assert int(count) == np.sum(cells)
 
 
 ROWS = np.arange(5, 15, dtype=np.int32)[:, None]
@@ -308,12 +256,7 @@ COLUMNS = np.arange(20, 43, dtype=np.int32)[None, :]
 
 def test_drawn_terrain():
     n = 43
-    every = set()  # (side, percentage), as the public repository splits its maps
-    for percent in range(30, 61):
-        for length, last in ((n * percent // 100, False), (n * (percent - 1) // 100, True)):
-            cells = np.zeros((n, n), bool)
-            cells[n - length if last else 0 : n if last else length] = True
-            every |= {cells.tobytes(), cells.T.tobytes()}
+    every = {oracle.split_terrain(n, side, percent).tobytes() for side in range(4) for percent in range(30, 61)}
     keys = jax.random.split(jax.random.key(0), 400)
     rectangles = tuple(name for name in terrain.FAMILIES if name != "field")
     for families in (("split",), rectangles, terrain.FAMILIES):
@@ -408,22 +351,3 @@ def test_bits_of_the_noise_are_uniform():
             counts = np.bincount(half >> 10, minlength=64)
             statistic = np.sum((counts - counts.mean()) ** 2) / counts.mean()
             assert 25 < statistic < 120  # 63 degrees of freedom
-
-
-def test_readings_follow_the_truth():
-    env = envs_jax.make("coverage", q=7, num_agents=2)
-    recorded = jnp.asarray(np.random.default_rng(0).random((2, env.n, env.n)) < 0.5)
-
-    @jax.jit
-    def read(key):
-        state = env._draw_mission(key)
-        rows = jnp.arange(env.n, dtype=jnp.int32)[:, None]
-        columns = jnp.arange(env.n, dtype=jnp.int32)[None, :]
-        sources = sensor.noise(state.key, jnp.int32(1), 2), recorded
-        look = [sensor.reads_occupied(s, state.terrain, 1, jnp.int32(0), rows, columns, env.n) for s in sources]
-        return terrain.whole(state.terrain, env.n), *look
-
-    truth, read_now, again = map(np.asarray, read(jax.random.key(2)))
-    assert np.mean(read_now == truth) > 0.98
-    np.testing.assert_array_equal(again, recorded[1])
-    assert communication.RANGES == (0.0, 15.0, 25.0, 100.0)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 from helpers.cases import by_day
-from helpers.coverage import fly, make
+from helpers.coverage import begin, make, proceed, wander
 from helpers.programs import get_programs
 
 import jaxrl.cli.evaluate
@@ -30,7 +30,7 @@ ROUTE = {"num_agents": 4, "num_actions": 27, "budget": 2, "start": "corners", "m
 def test_the_error_of_the_map(settings: dict[str, Any]) -> None:
     env = make(mission_metrics=True, **settings)
     errors = []
-    for state, timestep in fly(env, jax.random.key(8)):
+    for state, timestep in wander(env, jax.random.key(8)):
         stored = np.asarray(state.maps.beliefs)[-1].astype(np.float64)
         if env.belief_dtype == "int16":
             odds = np.where(stored == -32768, 0.0, stored / STEP)
@@ -56,11 +56,10 @@ def test_paths_and_measurements_of_a_scripted_mission(area: float) -> None:
     env = make(**ROUTE, area=area)
     up, level, down = 0, 9, 18  # the first actions of these layers; in a layer 3 x steps of 3 y steps each
     action = np.array([level + 7, level + 8, down + 8, up + 4], np.int32)
-    programs = get_programs(env)
-    state, timestep = programs.reset(jax.random.key(0), ())
+    state, timestep = begin(env, jax.random.key(0))
     paths, counts = [float(timestep.metrics["path_length"])], [float(timestep.metrics["measurements"])]
     for _ in range(env.steps):
-        state, timestep = programs.step(state, action, ())
+        state, timestep = proceed(env, state, action)
         paths.append(float(timestep.metrics["path_length"]))
         counts.append(float(timestep.metrics["measurements"]))
     # after two steps agent 1, from x = 40 m, is at a border and agent 2 in the lowest corner, where moves are cut

@@ -138,17 +138,6 @@ def test_tiles_are_few_enough_for_counts_of_one_byte(q):
     assert all(side & (side - 1) == 0 for side in (rows, columns))
 
 
-@pytest.mark.slow
-def test_the_environment_takes_the_backend():
-    env = envs_jax.make("coverage", q=4, num_agents=2, map_backend="pallas")
-    shapes = jax.eval_shape(env.reset, jax.random.key(0), ())
-    state, timestep = jax.jit(lambda keys: batched(env).reset(keys, ()))(jax.random.split(jax.random.key(0), 2))
-    for leaf, shape in zip(jax.tree.leaves((state.env, timestep)), jax.tree.leaves(shapes), strict=True):
-        assert leaf.shape == (2, *shape.shape) and leaf.dtype == shape.dtype
-    assert state.env.maps.beliefs.shape == (2, 3, 40, 64)
-    assert np.all(np.asarray(timestep.metrics["coverage"]) > 0)
-
-
 @pytest.mark.parametrize(
     ("n", "rows", "columns"), [(493, 8, 32), (493, 16, 128), (60, 8, 32), (34, 8, 64), (17, 8, 32)]
 )

@@ -1,35 +1,28 @@
-"""DDPG and BiCNet: parity with a PyTorch reading of the published learner, options, schedules, learning."""
+"""DDPG, TD3 and BiCNet: networks, acting, targets and losses by hand, schedules; see also test_recorded_updates."""
 
 import dataclasses
 import functools
 import re
 from typing import Any
 
-import helpers.off_policy
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import golden
-from helpers.off_policy import CONTINUOUS, MODERN, SMALL, VARIANTS, at_step, outputs_of, run, with_epsilon
-from helpers.tiny import Corridor, PointMass
+from helpers.off_policy import MODERN, SMALL, at_step, outputs_of
 from jax.test_util import check_grads
 
-from bench.reference.snakes.torch_learner import TorchDdpg
 from envs_jax import TimeStep
 from envs_jax.base import Box, Discrete, EnvSpec
-from envs_jax.batch import batched
 from envs_jax.progress import final_progress, start
-from jaxrl import algos
 from jaxrl.algos.ddpg import Bicnet, Ddpg
 from jaxrl.nn import networks
-from jaxrl.rl.data_parallel import DataParallel, make_mesh
+from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.rl.replay import CONTINUES, TERMINATED, TRUNCATED
-from jaxrl.runtime.rollouts import Evaluator, learned_policy, scripted_policy
 
 OBS, AGENTS, ACTIONS = 26, 3, 4
 SNAKES = EnvSpec("boards", AGENTS, Box((OBS,), jnp.int16, 0, 19), Discrete(ACTIONS), horizon=200)
-make_trainer = functools.partial(helpers.off_policy.make_trainer, Ddpg)
 
 
 def init_params(algo: Ddpg, seed: int = 0, inputs: Any = None) -> Any:
@@ -48,94 +41,13 @@ def flat(tree: Any) -> np.ndarray:
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
 
-def tree_of(params: Any, name: str) -> Any:
-    """A network's or target network's parameters."""
-    return getattr(params, name) if name.startswith("target_") else getattr(params, name).params
-
-
-# ---------------------------------------------------------------- parity with the published learner
-
-
-def numbers(tag: int, shape: tuple[int, ...], fan_in: int) -> np.ndarray:
-    """Weights by the formula of golden/README.md."""
-    x = (np.arange(1, np.prod(shape) + 1, dtype=np.uint64) * 0x9E3779B1 + tag * 0x7FEB352D) % 2**32
-    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
-        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor) % 2**32
-    x = x ^ (x >> np.uint64(16))
-    return ((2 * x / 2**32 - 1) / np.sqrt(fan_in)).astype(np.float32).reshape(shape)
-
-
 def formula_weights(tag: int, template: Any) -> Any:
     """`template` with other numbers, leaf after leaf."""
     leaves, structure = jax.tree.flatten(template)
-    return jax.tree.unflatten(structure, [numbers(tag + i, x.shape, 256) for i, x in enumerate(leaves)])
+    return jax.tree.unflatten(structure, [golden.formula_tensor(x.shape, tag + i, 256) for i, x in enumerate(leaves)])
 
 
-def torch_arrays(params: Any) -> list[np.ndarray]:
-    """Parameters of a network in the order and layout of PyTorch."""
-    params = jax.tree.map(np.asarray, params)["params"]
-    arrays = [params["fc1_kernel"].T, params["fc1_bias"]]
-    for way in ("there", "back") if "lstm" in params else ():
-        for kind in ("kernel", "bias"):
-            arrays += [params["lstm"][f"{way}_{source}_{kind}"].T for source in ("input", "state")]
-    return arrays + [params[name].T for name in ("fc2_kernel", "fc2_bias", "out_kernel", "out_bias")]
-
-
-def batches(count: int, size: int) -> list[dict[str, np.ndarray]]:
-    """Stored steps of recorded play: observations of consecutive rows, shaped rewards."""
-    random = np.random.default_rng(0)
-    samples, record = [], golden.load("snakes_transitions")
-    for _ in range(count):
-        row = random.integers(0, 1800, size)
-        observation, following = record["obs26"][row], record["obs26"][row + 1]
-        reward = record["shaped_orig"][record["obs_row"][row]]
-        vector = random.dirichlet(np.ones(ACTIONS), (size, AGENTS))
-        vector[random.random(size) < 0.5] = random.random((AGENTS, ACTIONS))  # explored: not normalised
-        batch = {"observation": observation, "vector": vector, "reward": reward, "next": following}
-        batch["done"] = random.random(size) < 0.1
-        samples.append({name: value.astype(np.float32) for name, value in batch.items()})
-    return samples
-
-
-@pytest.mark.slow
-@pytest.mark.needs("torch")
-@pytest.mark.parametrize("network", ["mlp", "bicnet"])
-def test_published_networks_agree_with_pytorch(network: str) -> None:
-    """Losses, gradient norms and all four networks of the published size, after one update and five.
-
-    test_recorded_updates.py has small networks and more settings, and needs no PyTorch. Adam's epsilon lies above the
-    rounding of gradients, so that a gradient of zero takes no step.
-    """
-    same, epsilon = {"actor_lr": 3e-4, "critic_lr": 1e-3, "tau": 0.3}, 1e-4
-    algo = with_epsilon(Ddpg, epsilon)(SNAKES, DataParallel(1), network=network, **same)
-    actor, critic = (
-        formula_weights(100, algo.networks["actor"].shapes),
-        formula_weights(200, algo.networks["critic"].shapes),
-    )
-    params = init_params(algo, inputs={"actor": actor, "critic": critic})
-    reference = TorchDdpg(AGENTS, OBS, ACTIONS, bicnet=network == "bicnet", buffer_size=1, adam_epsilon=epsilon, **same)
-    for name in ("actor", "target_actor", "critic", "target_critic"):
-        ours = actor if "actor" in name else jax.tree.map(lambda x: x[0], critic)
-        reference.set_parameters(name, torch_arrays(ours))
-    update = jax.jit(lambda params, sample: algo.update(params, sample, jnp.uint32(0), start()))
-    for count, batch in enumerate(batches(5, 64), 1):
-        expected = reference.update(batch)
-        end = np.where(batch["done"] > 0, TERMINATED, CONTINUES).astype(np.uint8)
-        sample = {
-            "observation": batch["observation"].astype(np.int16), "next_observation": batch["next"].astype(np.int16),
-            "action": batch["vector"], "reward": batch["reward"][:, None], "end": end[:, None],
-            "weight": np.ones(64, np.float32),
-        }  # fmt: skip
-        params, metrics = update(params, jax.tree.map(lambda x: jnp.asarray(x)[None], sample))
-        for name, value in expected.items():
-            rel, off = (1e-5, 1e-5) if count == 1 else (2e-4, 1e-5)
-            assert float(metrics[name]) == pytest.approx(value, rel=rel, abs=off), name
-        for name in ("actor", "target_actor", "critic", "target_critic"):
-            ours = tree_of(params, name)
-            ours = ours if "actor" in name else jax.tree.map(lambda x: x[0], ours)
-            theirs = [x.detach().numpy() for x in getattr(reference, name).parameters()]
-            for actual, reference_values in zip(torch_arrays(ours), theirs, strict=True):
-                np.testing.assert_allclose(actual, reference_values, rtol=0, atol=1e-6 * count, err_msg=name)
+# ---------------------------------------------------------------- the published networks
 
 
 @pytest.mark.parametrize(("cls", "actor", "critic"), [(Ddpg, 73_732, 73_985), (Bicnet, 1_191_940, 1_192_193)])
@@ -148,7 +60,7 @@ def test_published_networks_have_the_published_sizes(cls: type[Ddpg], actor: int
 
 def test_published_initial_weights_are_uniform_by_fan_in() -> None:
     algo = Bicnet(SNAKES, DataParallel(1))
-    params = tree_of(init_params(algo), "critic")["params"]
+    params = init_params(algo).critic.params["params"]
     for leaf, fan_in in (
         (params["fc1_kernel"], 30), (params["fc1_bias"], 30), (params["fc2_kernel"], 512), (params["out_kernel"], 256),
         (params["lstm"]["there_input_kernel"], 256), (params["lstm"]["back_state_bias"], 256),
@@ -340,32 +252,11 @@ def test_bicnet_mixes_agents_and_ddpg_does_not() -> None:
 # ---------------------------------------------------------------- training
 
 
-def test_the_first_update_comes_with_the_step_that_completes_a_batch() -> None:
-    settings = SMALL | {"batch_size": 10}
-    for num_envs, interval, calls in ((1, 1, 10), (1, 4, 3), (2, 1, 5), (16, 1, 1)):
-        algo = make_trainer(Corridor(), num_envs, update_interval=interval, **settings).algo
-        fill = [phase.iterations for phase in algo.phases[:-1]]
-        assert sum(fill) == calls - 1 and algo.phases[-1].updates == interval
-    trainer = make_trainer(Corridor(), 1, **settings)
-    state, metrics = run(trainer, 1)
-    assert int(state.algo.sharded.filled[0]) == 10 and float(metrics.learning["critic_loss"][0, 0]) > 0
-
-
-@pytest.mark.parametrize(
-    ("name", "settings", "bar"),
-    [
-        ("expected", {}, 3.1),
-        ("published", MODERN | {"action_gradient": "softmax", "num_critics": 1, "n_step": 1, "eps_start": 0.3}, 4.2),
-    ],
-)
-@pytest.mark.slow
-def test_the_corridor_is_learned(name: str, settings: dict[str, Any], bar: float) -> None:
-    """Steps to the end, exploration included: at best 2.5, at random about 10."""
-    settings = VARIANTS[name] | {"hidden_size": 32, "batch_size": 64, "buffer_size": 4000, "gamma": 0.9} | settings
-    trainer = make_trainer(Corridor(length=4, horizon=20), 8, update_interval=4, **settings)
-    _, metrics = run(trainer, 200)
-    episodes = {name: np.asarray(x)[150:200].sum() for name, x in metrics.episodes.items()}
-    assert episodes["length"] / episodes["episodes"] < bar
+@pytest.mark.parametrize(("num_envs", "interval", "calls"), [(1, 1, 10), (1, 4, 3), (2, 1, 5), (16, 1, 1)])
+def test_the_first_update_comes_with_the_step_that_completes_a_batch(num_envs: int, interval: int, calls: int) -> None:
+    settings = SMALL | {"batch_size": 10, "update_interval": interval, "env_steps_per_update": float(num_envs)}
+    *fill, train = Ddpg(SNAKES, DataParallel(num_envs), **settings).phases
+    assert sum(phase.iterations for phase in fill) == calls - 1 and train.updates == interval
 
 
 # ---------------------------------------------------------------- continuous actions
@@ -499,26 +390,7 @@ def test_actor_and_targets_wait_for_the_updates_that_are_due() -> None:
         old = new
 
 
-@pytest.mark.slow
-def test_a_point_mass_is_learned_by_td3() -> None:
-    """From 0.6 off to the corner of its task, by the actor's own actions; no task can be solved blindly."""
-    env = PointMass(num_agents=2, tasks=2)
-    trainer = make_trainer(env, 8, update_interval=4, **CONTINUOUS)
-    state, _ = run(trainer, 150)
-    policy = trainer.algo.policy(state.algo)
-    distances = {}
-    for name, acts in (("greedy", learned_policy(trainer.algo)), ("random", scripted_policy(batched(env), "random"))):
-        evaluate = Evaluator(batched(env), acts, 64, make_mesh(1)).jit_final_values()
-        distances[name] = float(evaluate(policy, jax.random.key(7), ())["distance"].mean())
-    assert distances["random"] > 0.4 and distances["greedy"] < 0.1, distances
-
-
 # ---------------------------------------------------------------- settings
-
-
-def test_names() -> None:
-    assert algos.find("ddpg") is Ddpg and algos.find("bicnet") is Bicnet
-    assert Bicnet(SNAKES, DataParallel(1)).network == "bicnet"
 
 
 def test_capacity_in_steps_and_its_bytes() -> None:

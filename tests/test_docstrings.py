@@ -30,9 +30,8 @@ def members(node: ast.ClassDef) -> set[str]:
     """Fields, methods, and what is set on self."""
     fields = {part.target.id for part in node.body if isinstance(part, ast.AnnAssign)}
     methods = {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
-    assigned = {
-        part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute) and ast.unparse(part.value) == "self"
-    }
+    attributes = [part for part in ast.walk(node) if isinstance(part, ast.Attribute)]
+    assigned = {part.attr for part in attributes if isinstance(part.value, ast.Name) and part.value.id == "self"}
     return fields | methods | assigned
 
 

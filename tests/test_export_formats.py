@@ -1,23 +1,22 @@
 """Policies in other formats: their greedy actions are the policy's own, without jaxrl on the path."""
 
 import dataclasses
+import functools
 import json
 import re
 import runpy
 import subprocess
 import sys
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.cases import by_day
+from helpers.exported import OPENERS, PACKAGES, load_agent
 from helpers.tiny import Corridor, PointMass, TinyQ
 from helpers.whisper import Whisper
 
@@ -31,7 +30,6 @@ from jaxrl.algos.ddpg import Ddpg
 from jaxrl.algos.ppo import Ppo
 from jaxrl.algos.sac import Sac
 from jaxrl.algos.student import TEACHER_SETTINGS, Student
-from jaxrl.cli import export as command
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.integrations.export.formats import export
 from jaxrl.rl.data_parallel import DataParallel
@@ -107,7 +105,9 @@ NUMPY = [
 ]
 
 EXPORTED_BY_DAY = ("coma_vectors", "ddpg_continuous", "ppo_gru")
-AT_NIGHT = {"coma_vectors", "ddpg_continuous", "bicnet", "ppo_box_plain", "ppo_images"}
+AT_NIGHT = {  # in NumPy, of which others have all parts
+    "coma_egocentric", "coma_vectors", "ddpg_continuous", "bicnet", "ppo", "ppo_box_plain", "ppo_images",
+}  # fmt: skip
 
 
 def make_ppo(env: Any, **settings: Any) -> Policy:
@@ -143,20 +143,16 @@ class Case:
         return {name: np.asarray(x) for name, x in fields.items() if isinstance(x, jax.Array)}
 
 
-_CASES: dict[str, Case] = {}
-
-
+@functools.cache
 def case(name: str) -> Case:
     """The case of a policy, made once."""
-    if name not in _CASES:
-        policy = POLICIES[name]()
-        carry, timesteps, actions = None, [], []
-        for step in range(STEPS if policy.algo.recurrent else 1):
-            timesteps.append(drawn(policy, step))
-            action, carry = policy(timesteps[-1], carry=carry)
-            actions.append(np.asarray(action))
-        _CASES[name] = Case(policy, timesteps, actions)
-    return _CASES[name]
+    policy = POLICIES[name]()
+    carry, timesteps, actions = None, [], []
+    for step in range(STEPS if policy.algo.recurrent else 1):
+        timesteps.append(drawn(policy, step))
+        action, carry = policy(timesteps[-1], carry=carry)
+        actions.append(np.asarray(action))
+    return Case(policy, timesteps, actions)
 
 
 def drawn(policy: Policy, step: int) -> TimeStep:
@@ -196,28 +192,54 @@ def check(case: Case, step: int, action: Any) -> None:
     assert len(np.unique(expected.reshape(SAMPLES, -1), axis=0)) > 1
 
 
-@pytest.mark.needs("flatbuffers")
-@pytest.mark.parametrize("name", by_day(POLICIES, EXPORTED_BY_DAY))
-def test_stablehlo(name: str, tmp_path: Path) -> None:
+def parametrize_exports() -> list[Any]:
+    """Every policy in every format that has it; what runs by day has all kinds of inputs and outputs."""
+    params = []
+    for form, packages in PACKAGES.items():
+        for name in NUMPY if form == "numpy" else POLICIES:
+            by_day = name not in AT_NIGHT if form == "numpy" else name in EXPORTED_BY_DAY
+            marks = [pytest.mark.needs(*packages)] if packages else []
+            marks += [] if by_day else [pytest.mark.slow]
+            params.append(pytest.param(form, name, marks=marks, id=f"{form}-{name}"))
+    return params
+
+
+@pytest.mark.parametrize(("form", "name"), parametrize_exports())
+def test_actions_are_those_of_the_policy(form: str, name: str, tmp_path: Path) -> None:
+    """Step after step; of a few environments, and in NumPy of one without a batch axis."""
     exported_case = case(name)
-    export(exported_case.policy, "stablehlo", tmp_path)
-    manifest = json.loads((tmp_path / "policy.json").read_text())
-    exported = jax.export.deserialize(bytearray((tmp_path / "policy.stablehlo").read_bytes()))
-    assert set(exported.platforms) == {"cpu", "cuda"}
-    carry = tuple(jnp.zeros((SAMPLES, *row["shape"][1:]), row["dtype"]) for row in manifest["carry"])
+    export(exported_case.policy, form, tmp_path)
+    act = OPENERS[form](tmp_path)
+    carry = carry_of_one = None
+    for step, expected in enumerate(exported_case.actions):
+        arrays = exported_case.arrays(step)
+        (action,), carry = act(arrays, carry)
+        check(exported_case, step, action)
+        if form == "numpy":
+            (one,), carry_of_one = act({key: x[3] for key, x in arrays.items()}, carry_of_one)
+            np.testing.assert_allclose(one, expected[3], rtol=1e-4, atol=1e-5)
     assert bool(carry) == exported_case.policy.algo.recurrent
-    for step in range(len(exported_case.timesteps)):
-        arrays = [exported_case.arrays(step)[row["name"]] for row in manifest["inputs"]]
-        if carry:
-            action, carry = exported.call(*arrays, carry)
-        else:
-            action = exported.call(*arrays)
-        check(exported_case, step, np.asarray(action))
-    rest = [*([tuple(x[:3] for x in carry)] if carry else [])]
-    assert jax.tree.leaves(exported.call(*(x[:3] for x in arrays), *rest))[0].shape == (
-        3,
-        *exported_case.actions[0].shape[1:],
-    )
+    (action,), _ = act(*jax.tree.map(lambda x: x[:3], (arrays, carry)))
+    assert action.shape == (3, *expected.shape[1:])
+
+
+def test_what_a_policy_in_numpy_refuses(tmp_path: Path) -> None:
+    recurrent = case("ppo_gru")
+    export(recurrent.policy, "numpy", tmp_path)
+    act = load_agent(tmp_path).act
+    heeded = {name: recurrent.arrays(0)[name] for name in ("observation", "action_mask", "first")}
+    _, carry = act(**heeded)
+    few = {name: x[:2] for name, x in heeded.items()}
+    with pytest.raises(ValueError, match="carry and observations have different numbers of environments"):
+        act(**few, carry=carry)
+    for wrong in ({}, carry | {"hidden9": 0}, tuple(carry.values())):
+        with pytest.raises(ValueError, match="carry must be what the last call returned, with hidden1"):
+            act(**heeded, carry=wrong)
+    with pytest.raises(ValueError, match="observations need the shape"):
+        act(heeded["observation"][0, 0])
+    export(case("ddpg").policy, "numpy", tmp_path)
+    with pytest.raises(ValueError, match="the policy has no memory"):
+        load_agent(tmp_path).act(case("ddpg").arrays(0)["observation"], carry={})
 
 
 @pytest.mark.needs("flatbuffers")
@@ -225,9 +247,7 @@ def test_inputs_are_those_that_actions_depend_on(tmp_path: Path) -> None:
     for name, expected in (
         ("coma", ["observation", "action_mask", "mask_state"]),
         ("coma_vectors", ["observation", "action_mask"]),
-        ("ddpg", ["observation"]),
         ("ddpg_masked", ["observation", "action_mask"]),
-        ("student", ["observation"]),
         ("collective", ["observation", "reward", "first"]),
         ("ppo_gru", ["observation", "first", "action_mask"]),
     ):
@@ -236,71 +256,6 @@ def test_inputs_are_those_that_actions_depend_on(tmp_path: Path) -> None:
         assert [row["name"] for row in manifest["inputs"]] == expected
         assert manifest["environment"] == case(name).policy.env.spec.name and manifest["algorithm"]
         assert manifest["inputs"][0]["shape"][0] == "batch" and manifest["inputs"][0]["about"]
-
-
-@pytest.mark.needs("onnx", "onnxruntime")
-@pytest.mark.parametrize("name", by_day(POLICIES, EXPORTED_BY_DAY))
-def test_onnx(name: str, tmp_path: Path) -> None:
-    import onnxruntime
-
-    exported_case = case(name)
-    export(exported_case.policy, "onnx", tmp_path)
-    manifest = json.loads((tmp_path / "policy.json").read_text())
-    session = onnxruntime.InferenceSession(str(tmp_path / "policy.onnx"), providers=["CPUExecutionProvider"])
-    names = [row["name"] for row in manifest["carry"]]
-    carry = [np.zeros((SAMPLES, *row["shape"][1:]), row["dtype"]) for row in manifest["carry"]]
-    for step in range(len(exported_case.timesteps)):
-        arrays = {row["name"]: exported_case.arrays(step)[row["name"]] for row in manifest["inputs"]}
-        action, *carry = session.run(None, arrays | dict(zip(names, carry, strict=True)))
-        check(exported_case, step, action)
-    one = session.run(None, {name: x[:1] for name, x in (arrays | dict(zip(names, carry, strict=True))).items()})
-    assert one[0].shape == (1, *exported_case.actions[0].shape[1:])
-
-
-def load_agent(folder: Path) -> Any:
-    """The module that agent.py in a folder is, compiled from its text."""
-    module = types.ModuleType("exported")
-    module.__file__ = str(folder / "agent.py")
-    text = (folder / "agent.py").read_text()
-    assert "import jax" not in text and "jaxrl." not in text
-    exec(compile(text, module.__file__, "exec"), vars(module))
-    return module
-
-
-@pytest.mark.parametrize("name", by_day(NUMPY, {*NUMPY} - AT_NIGHT))
-def test_numpy(name: str, tmp_path: Path) -> None:
-    exported_case = case(name)
-    assert [path.name for path in export(exported_case.policy, "numpy", tmp_path)] == ["agent.py", "weights.npz"]
-    module = load_agent(tmp_path)
-    heeded = ("action_mask", "mask_state") if exported_case.policy.algo.respects_masks else ()
-    recurrent = exported_case.policy.algo.recurrent
-    heeded += ("first",) if recurrent else ()
-    carries: list[Any] = [None, None]  # of all, and of the fourth
-    for step in range(len(exported_case.timesteps)):
-        arrays = exported_case.arrays(step)
-        more = {key: arrays[key] for key in heeded if key in arrays}
-        if recurrent:
-            action, carries[0] = module.act(arrays["observation"], **more, carry=carries[0])
-            one, carries[1] = module.act(
-                arrays["observation"][3], **{key: x[3] for key, x in more.items()}, carry=carries[1]
-            )
-        else:
-            action = module.act(arrays["observation"], **more)
-            one = module.act(arrays["observation"][3], **{key: x[3] for key, x in more.items()})
-        check(exported_case, step, action)
-        np.testing.assert_allclose(one, exported_case.actions[step][3], rtol=1e-4, atol=1e-5)
-    if recurrent:
-        with pytest.raises(ValueError, match="carry and observations have different numbers of environments"):
-            module.act(arrays["observation"][:2], **{key: x[:2] for key, x in more.items()}, carry=carries[0])
-        lost = dict(list(carries[0].items())[1:])
-        for wrong in (lost, {}, carries[0] | {"hidden9": 0}, tuple(carries[0].values())):
-            with pytest.raises(ValueError, match="carry must be what the last call returned, with hidden1"):
-                module.act(arrays["observation"], **more, carry=wrong)
-    else:
-        with pytest.raises(ValueError, match="the policy has no memory"):
-            module.act(arrays["observation"], **more, carry={})
-    with pytest.raises(ValueError, match="observations need the shape"):
-        module.act(arrays["observation"][0, 0])
 
 
 @pytest.mark.parametrize("n", [4, 6, 27])
@@ -434,8 +389,8 @@ def test_refusals_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     check_refusal(
         policy, "numpy", "for coma, ddpg, bicnet, sac, ppo and student, not for tinyq: choose --format stablehlo"
     )
-    check_refusal(case("collective").policy, "numpy", "not for collective")
-    check_refusal(case("own_network").policy, "numpy", "the library's own networks, not for Plain")
+    check_refusal(POLICIES["collective"](), "numpy", "not for collective")
+    check_refusal(POLICIES["own_network"](), "numpy", "the library's own networks, not for Plain")
     ddpg = case("ddpg").policy
     check_refusal(dataclasses.replace(ddpg, algo=Odd(ddpg.env.spec, DataParallel(1), **OFF)), "numpy", "not for odd")
     check_refusal(case("sac").policy, "jidi", "the jidi format is for snakes")
@@ -461,21 +416,6 @@ def test_onnx_names_what_it_has_no_rule_for(tmp_path: Path) -> None:
     sorting = dataclasses.replace(policy, algo=Sorting(policy.env.spec, DataParallel(1)))
     with pytest.raises(UsageError, match="no rule for 'sort', which this policy computes: choose --format stablehlo"):
         export(sorting, "onnx", tmp_path)
-
-
-def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    policy = dataclasses.replace(case("ddpg").policy, step=7)
-    monkeypatch.setattr(command, "load_policy", lambda run, best, checkpoint: policy)
-    assert command.main(["run", "--format", "numpy", "--out", str(tmp_path / "out")]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[:2]] == ["wrote", "wrote"]
-    assert lines[2] == "the policy of run, checkpoint 7, its best actions"
-    assert command.main(["run", "--format", "jidi", "--out", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.endswith("drawn\n")
-    (tmp_path / "file").write_text("")
-    assert command.main(["run", "--format", "numpy", "--out", str(tmp_path / "file")]) == 1
-    assert command.main(["run", "--out", str(tmp_path)]) == 2
-    assert "say what to write: --format safetensors or stablehlo or onnx or numpy or jidi" in capsys.readouterr().err
 
 
 PAGE = Path(__file__).parents[1] / "docs" / "export.md"

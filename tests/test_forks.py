@@ -1,81 +1,88 @@
 """A process forked after JAX began, in which JAX would wait forever, is told to be spawned; others are let alone."""
 
+import contextlib
+import io
+import os
+import signal
 import subprocess
 import sys
+import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import jax
 import pytest
-from helpers.cases import by_day
 
+import jaxrl
 from envs_jax import forks
+from jaxrl.cli import evaluate
 
 ROOT = Path(__file__).parents[1]
 
-# In the parent process `before` runs, in a forked child `within`; every error is printed in one line.
-SCRIPT = r"""
-import os, signal, sys, warnings
-warnings.simplefilter("ignore")  # of JAX, about the fork
 
-def attempt(statement):
-    try:
-        exec(statement)
-    except Exception as error:
-        print(type(error).__name__, error, flush=True)
-
-before, within = sys.argv[1:]
-attempt(before)
-sys.stdout.flush()
-child = os.fork()
-if not child:
-    signal.alarm(100)
-    attempt(within)
-    sys.stdout.flush()
-    os._exit(0)
-print("status", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-SIZES = "num_envs=4, rollout_steps=4, num_minibatches=1, num_epochs=1, hidden_size=4, total_env_steps=16"
-TRAIN = f"import jaxrl; jaxrl.train('ppo', 'helpers.tiny:Corridor', progress=False, {SIZES}); print('trained')"
-USE_JAX = "import jax; jax.numpy.ones(3).block_until_ready()"
-
-
-def fork(before: str, within: str, cwd: Path) -> list[str]:
-    """Return the lines that both processes print."""
-    environment = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "JAX_PLATFORMS": "cpu", "HOME": str(cwd)}
-    command = [sys.executable, "-c", SCRIPT, before, within]
-    result = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=180, check=True)
-    return result.stdout.splitlines()
+def run_in_fork(call: Callable[[], Any]) -> str:
+    """Return the sentence of the error that `call` raises or prints in a forked child."""
+    readable, writable = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of JAX and Python, about the fork
+        child = os.fork()
+    if not child:
+        signal.alarm(100)
+        try:
+            with contextlib.redirect_stderr(io.StringIO()) as printed:
+                call()
+            os.write(writable, printed.getvalue().encode())
+        except Exception as error:
+            os.write(writable, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writable)
+    with os.fdopen(readable) as pipe:
+        sentence = pipe.read()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    return sentence
 
 
 CALLS = {
-    "training": "import jaxrl; jaxrl.train('coma', num_envs=4)",
-    "a policy": "import jaxrl; jaxrl.load('pretrained:snakes')",
-    "an evaluation": "import jaxrl; jaxrl.evaluate('pretrained:snakes')",
-    "a command": "from jaxrl.cli import evaluate; evaluate.main(['--env', 'coverage', '--episodes', '4'])",
+    "training": lambda: jaxrl.train("coma", num_envs=4),
+    "a policy": lambda: jaxrl.load("pretrained:snakes"),
+    "an evaluation": lambda: jaxrl.evaluate("pretrained:snakes"),
+    "a command": lambda: evaluate.main(["--env", "coverage", "--episodes", "4"]),
 }
 
 
-@pytest.mark.parametrize("activity", by_day(CALLS, ["training"]))
-def test_after_jax_was_used_in_the_parent(activity: str, tmp_path: Path) -> None:
-    """The parent has only used JAX itself."""
-    within = CALLS[activity]
-    if activity == "a command":  # whose sentence is on stderr
-        within = f"sys.stderr = sys.stdout; {within}"
-    sentence, status = fork(USE_JAX, within, tmp_path)[-2:]
+@pytest.mark.parametrize("activity", CALLS)
+@pytest.mark.parametrize("parent", ["used JAX", "trained"])
+def test_after_jax_was_used_in_the_parent(activity: str, parent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    jax.numpy.ones(3).block_until_ready()
+    monkeypatch.setattr(forks, "_owners", {os.getpid()} if parent == "trained" else set())
+    sentence = run_in_fork(CALLS[activity])
     assert f"was forked from one in which JAX already ran, so {activity} would hang here" in sentence
-    assert "'spawn' (multiprocessing.get_context('spawn'))" in sentence and status == "status 0"
+    assert "'spawn' (multiprocessing.get_context('spawn'))" in sentence
 
 
-@pytest.mark.slow
-def test_after_the_parent_trained(tmp_path: Path) -> None:
-    trained, sentence, status = fork(TRAIN, TRAIN, tmp_path)
-    assert (trained, status) == ("trained", "status 0") and sentence.startswith("UsageError this process was forked")
+# The child's second call finds the JAX of its first one.
+FORK_BEFORE_JAX = """
+import os, signal, jax
+from envs_jax import forks
+forks.check_process("the parent's call", "")
+child = os.fork()
+if not child:
+    signal.alarm(100)
+    for _ in range(2):
+        forks.check_process("the child's call", "")
+        jax.numpy.ones(3).block_until_ready()
+    os._exit(7)
+print("status", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
 
 
-def test_a_child_of_a_process_that_only_failed_is_let_alone(tmp_path: Path) -> None:
-    """JAX had not begun when the process was forked; the child's second call finds the JAX of its first one."""
-    load = "import jaxrl; jaxrl.load('pretrained:snakes'); print('loaded')"
-    failed, *lines = fork("import jaxrl; jaxrl.load('absent')", f"{load}; {load}", tmp_path)
-    assert "absent" in failed and lines == ["loaded", "loaded", "status 0"]
+def test_a_child_of_a_process_in_which_jax_had_not_begun_is_let_alone(tmp_path: Path) -> None:
+    environment = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "HOME": str(tmp_path)}
+    command = [sys.executable, "-c", FORK_BEFORE_JAX]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180, check=True)
+    assert result.stdout == "status 7\n"
 
 
 def test_without_the_private_names_of_jax_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

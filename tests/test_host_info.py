@@ -54,12 +54,7 @@ def play(name: str, steps: int, **settings: Any) -> tuple[Any, list[dict[str, fl
 
 def test_values_by_hand() -> None:
     """Of x = 5 (reset), -3, -1, -4 the reset does not count; `last` need not be there before the end."""
-    infos: list[dict[str, Any]] = [
-        {"x": 5},
-        {"x": -3},
-        {"x": np.float32(-1)},
-        {"x": np.array([-4]), "is_success": True},
-    ]
+    infos: list[Any] = [{"x": 5}, {"x": -3}, {"x": np.float32(-1)}, {"x": np.array([-4]), "is_success": True}]
     keys = {how: f"x:{how}" for how in ("last", "sum", "mean", "min", "max")}
     expected = {"last": -4, "sum": -8, "mean": -8 / 3, "min": -4, "max": -1}
     name = register(infos)
@@ -106,34 +101,17 @@ def test_the_command_of_the_page(tmp_path: Path, monkeypatch: Any, capsys: Any) 
     assert "prob" in capsys.readouterr().out and "--info_keys prob:min" in line
 
 
+ABSENT = "in step {} of environment 0 (info has no '{}', which info_keys names; it {}): return it"
+
+
 @pytest.mark.parametrize(
     ("infos", "keys", "sentence"),
     [
-        (
-            [{}, {"a": 1}, {"a": 1, "b": 2}],
-            "is_success",
-            "in step 2 of environment 0 (info has no 'is_success', which info_keys names; it has a, b): return it",
-        ),
-        (
-            [{"a": 1}, {}],
-            "a",
-            "in step 1 of environment 0 (info has no 'a', which info_keys names; it is empty): return",
-        ),
-        (
-            [{}, {"a": 1}, {}],
-            "a:sum",
-            "in step 2 of environment 0 (info has no 'a', which info_keys names; it is empty): r",
-        ),
-        (
-            [{}, {}, {"a": 1}],
-            "a:max",
-            "in step 1 of environment 0 (info has no 'a', which info_keys names; it is empty): r",
-        ),
-        (
-            [{}, {"a": 1}, {}],
-            "a:any",
-            "in step 2 of environment 0 (info has no 'a', which info_keys names; it is empty): return it at",
-        ),
+        ([{}, {"a": 1}, {"a": 1, "b": 2}], "is_success", ABSENT.format(2, "is_success", "has a, b")),
+        ([{"a": 1}, {}], "a", ABSENT.format(1, "a", "is empty")),
+        ([{}, {"a": 1}, {}], "a:sum", ABSENT.format(2, "a", "is empty")),
+        ([{}, {}, {"a": 1}], "a:max", ABSENT.format(1, "a", "is empty")),
+        ([{}, {"a": 1}, {}], "a:any", ABSENT.format(2, "a", "is empty")),
         ([{}, {"a": 10**400}], "a", "0, too large for float32)"),
         ([{}, {"a": None}], "a", "(info['a'] is None, not one number): return a number"),
         ([{}, {"a": "1"}], "a", "(info['a'] is '1', not one number)"),
@@ -143,18 +121,6 @@ def test_the_command_of_the_page(tmp_path: Path, monkeypatch: Any, capsys: Any) 
 )
 def test_what_is_missing(infos: list[dict[str, Any]], keys: str, sentence: str) -> None:
     assert sentence in str(play(register(infos), len(infos) - 1, info_keys=keys)[2])
-
-
-@pytest.mark.needs("pettingzoo")
-def test_of_a_team_any_is_the_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
-    infos = [{}, {}, {AGENTS[0]: {"won": 0}, AGENTS[1]: {"won": 1}}]
-    monkeypatch.setattr(Plan, "_infos", lambda self: infos[self.t])
-    monkeypatch.setattr(Plan, "rows", [Row(set(AGENTS)), Row(set(AGENTS)), Row(plan.NOBODY, terminated=set(AGENTS))])
-    batch = envs_jax.make("pettingzoo:helpers.plan", info_keys="won:any").batched()
-    state, step = batch.reset(jax.random.split(jax.random.key(0), 1))
-    for _ in range(2):
-        state, step = batch.step(state, step, jnp.zeros((1, 2), jnp.int32))
-    assert batch.failure is None and float(step.metrics["won"][0]) == 1
 
 
 def test_the_horizon_ends_an_episode_too() -> None:
@@ -180,13 +146,24 @@ def test_refused_keys(keys: str, sentence: str) -> None:
         envs_jax.make(register([{}, {}]), info_keys=keys)
 
 
-def test_teams_have_the_mean_of_the_agents_that_have_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = AGENTS
-    infos = [{}, {first: {"x": 1}, second: {"x": 2}}, {first: {"x": 7}, second: {"y": 3}}]
+FIRST, SECOND = AGENTS
+
+
+@pytest.mark.parametrize(
+    ("keys", "infos", "expected"),
+    [
+        ("won:any", [{}, {FIRST: {"won": 0}, SECOND: {"won": 1}}], {"won": 1}),
+        ("x:sum,y", [{FIRST: {"x": 1}, SECOND: {"x": 2}}, {FIRST: {"x": 7}, SECOND: {"y": 3}}], {"x": 1.5 + 7, "y": 3}),
+    ],
+)
+def test_teams_have_the_maximum_or_the_mean_of_the_agents_that_have_the_key(
+    keys: str, infos: list[Any], expected: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    infos = [{}, *infos]
     monkeypatch.setattr(Plan, "_infos", lambda self: infos[self.t])
     monkeypatch.setattr(Plan, "rows", [Row(set(AGENTS)), Row(set(AGENTS)), Row(plan.NOBODY, terminated=set(AGENTS))])
-    batch = envs_jax.make("pettingzoo:helpers.plan", info_keys="x:sum,y").batched()
+    batch = envs_jax.make("pettingzoo:helpers.plan", info_keys=keys).batched()
     state, step = batch.reset(jax.random.split(jax.random.key(0), 1))
     for _ in range(2):
         state, step = batch.step(state, step, jnp.zeros((1, 2), jnp.int32))
-    assert batch.failure is None and float(step.metrics["x"][0]) == 1.5 + 7 and float(step.metrics["y"][0]) == 3
+    assert batch.failure is None and {name: float(value[0]) for name, value in step.metrics.items()} == expected

@@ -1,7 +1,6 @@
 """Values that Gymnasium's spaces do not hold, bounds of bytes, masks in `info`, and the interface (issue 54)."""
 
 import itertools
-import types
 from typing import Any
 
 import jax
@@ -11,7 +10,6 @@ import pytest
 from helpers import host
 
 import envs_jax
-from envs_jax.adapters.gymnasium import GymnasiumEnv
 from jaxrl.cli import evaluate, train
 
 gymnasium: Any = pytest.importorskip("gymnasium", reason="gymnasium is not installed (extra 'gymnasium')")
@@ -60,28 +58,23 @@ def play(name: str, steps: int = 1, copies: int = 2, **settings: Any) -> tuple[l
 
 IMAGE = (9, 9, 3)
 BYTES = spaces.Box(0, 255, IMAGE, np.uint8)
+EACH = spaces.Box(np.uint8([0, 3]), np.uint8([1, 5]), dtype=np.uint8)  # with bounds of its own
+FLOATS, DOUBLES = (spaces.Box(-np.inf, np.inf, (2,), dtype) for dtype in (np.float32, np.float64))
+ONE = spaces.Box(-9, 9, (1,), np.float32)
 # space, a value that fits, one that does not, the number that the sentence names
 MISFITS = {
     "floats in an image": (BYTES, np.full(IMAGE, 7), np.full(IMAGE, 0.75), "0.75"),
-    "300 in an image": (BYTES, np.full(IMAGE, 7), np.full(IMAGE, 300), "300"),
     "-1 in an image": (BYTES, np.full(IMAGE, 7.0), np.full(IMAGE, -1.0), "-1.0"),
     "NaN in an image": (BYTES, np.zeros(IMAGE, np.uint8), np.full(IMAGE, np.nan), "nan"),
     "2 in planes": (spaces.Box(0, 1, IMAGE, np.uint8), np.ones(IMAGE, bool), np.full(IMAGE, 2, np.uint8), "2"),
-    "bounds of each": (
-        spaces.Box(np.uint8([0, 3]), np.uint8([1, 5]), dtype=np.uint8),
-        np.uint8([1, 5]),
-        np.uint8([1, 2]),
-        "2",
-    ),
+    "bounds of each": (EACH, np.uint8([1, 5]), np.uint8([1, 2]), "2"),
     "256 in bytes": (spaces.Box(0, 255, (3,), np.uint8), [0, 1, 255], [0, 1, 256], "256"),
     "half a byte": (spaces.Box(0, 255, (3,), np.uint8), [0.0, 1.0, 255.0], [0, 0.5, 1], "0.5"),
     "int8": (spaces.Box(-5, 5, (2,), np.int8), np.array([-5, 5]), np.array([200, 0]), "200"),
-    "int8 within its dtype": (spaces.Box(-5, 5, (2,), np.int8), np.int8([-5, 5]), np.int8([-6, 0]), "-6"),
     "int64": (spaces.Box(0, 9, (2,), np.int64), np.array([0, 9]), np.array([0, 10]), "10"),
     "unsigned": (spaces.Box(0, 2**32 - 1, (1,), np.uint32), [2**32 - 1], [-1], "-1"),
     "2 as a bool": (spaces.Box(0, 1, (2,), np.bool_), [0, 1], [0, 2], "2"),
     "discrete": (spaces.Discrete(3), 2, 3, "3"),
-    "discrete below": (spaces.Discrete(3), np.int64(0), np.int64(-1), "-1"),
     "discrete with a start": (spaces.Discrete(3, start=5), 7, 4, "4"),
     "half an integer": (spaces.Discrete(3), 2.0, 1.5, "1.5"),
     "multi-discrete": (spaces.MultiDiscrete([2, 3]), [1, 2], [1, 3], "3"),
@@ -89,19 +82,14 @@ MISFITS = {
     "multi-discrete of two axes": (spaces.MultiDiscrete([[2, 3], [2, 2]]), [[1, 2], [0, 1]], [[1, 2], [2, 1]], "2"),
     "multi-binary": (spaces.MultiBinary(3), [0, 1, 1], [0, 1, 2], "2"),
     "multi-binary of two axes": (spaces.MultiBinary([1, 2]), [[True, False]], np.array([[0.0, 0.5]]), "0.5"),
-    "beyond float32": (
-        spaces.Box(-np.inf, np.inf, (2,), np.float32),
-        np.array([0, 1e38]),
-        np.array([0, 1e39]),
-        "1e+39",
-    ),
-    "beyond float32, doubles": (spaces.Box(-np.inf, np.inf, (2,), np.float64), [0.0, 1e38], [0.0, -1e300], "-1e+300"),
-    "long integers": (spaces.Box(-np.inf, np.inf, (2,), np.float32), [0, 10**30], [0, 10**40], "1e+40"),
+    "beyond float32": (FLOATS, np.array([0, 1e38]), np.array([0, 1e39]), "1e+39"),
+    "beyond float32, doubles": (DOUBLES, [0.0, 1e38], [0.0, -1e300], "-1e+300"),
+    "long integers": (FLOATS, [0, 10**30], [0, 10**40], "1e+40"),
     "integers beyond float64": (spaces.Discrete(3), 2, 10**400, "1.7976931348623157e+308"),
-    "complex numbers": (spaces.Box(-9, 9, (1,), np.float32), np.ones(1), np.array([1j]), "not numbers"),
-    "nothing": (spaces.Box(-9, 9, (1,), np.float32), np.ones(1), None, "an observation is None, not numbers"),
-    "text": (spaces.Box(-9, 9, (1,), np.float32), np.ones(1), ["1"], "is ['1'], not numbers"),
-    "ragged": (spaces.Box(-9, 9, (2,), np.float32), np.ones(2), [[1], [1, 2]], "not numbers"),
+    "complex numbers": (ONE, np.ones(1), np.array([1j]), "not numbers"),
+    "nothing": (ONE, np.ones(1), None, "an observation is None, not numbers"),
+    "text": (ONE, np.ones(1), ["1"], "is ['1'], not numbers"),
+    "ragged": (FLOATS, np.ones(2), [[1], [1, 2]], "not numbers"),
 }
 
 
@@ -154,14 +142,6 @@ def test_floats_outside_of_their_bounds_are_no_misfits() -> None:
     rows, failure = play(register(box, np.array([0.0, 1.5, -np.inf])))
     assert failure is None
     np.testing.assert_array_equal(rows[1].observation[0, 0], np.float32([0, 1.5, -np.inf]))
-
-
-def test_a_misfit_ends_a_run(tmp_path: Any, monkeypatch: Any, capsys: Any) -> None:
-    monkeypatch.chdir(tmp_path)
-    name = register(spaces.Discrete(3), 0, 1, 2, 3)
-    assert evaluate.main(["--env", name, "--episodes", "2", "--policy", "random"]) == 1
-    said = capsys.readouterr().err
-    assert "holds 3, outside of its space Discrete(3)" in said and "Traceback" not in said
 
 
 # Bytes
@@ -234,11 +214,7 @@ def test_taxi_plays_only_open_actions() -> None:
         (spaces.MultiDiscrete([2, 3]), [np.array([1, 0]), np.array([1, 1, 0])], [1, 1, 0, 0, 0, 0]),
         (spaces.MultiDiscrete([2, 2]), [np.array([1, 0]), np.array([1, 1])], [1, 1, 0, 0]),
         (spaces.MultiDiscrete([2, 3]), [[1, 0], [1, 1, 0]], [1, 1, 0, 0, 0, 0]),
-        (
-            spaces.MultiDiscrete([[1, 2], [2, 1]]),
-            ((np.array([1]), np.array([0, 1])), (np.array([1, 1]), np.array([1]))),
-            [0, 0, 1, 1],
-        ),
+        (spaces.MultiDiscrete([[1, 2], [2, 1]]), (([1], [0, 1]), ([1, 1], [1])), [0, 0, 1, 1]),
         (spaces.MultiBinary(2), ([1, 1], [1, 0]), [1, 0, 1, 0]),
         (spaces.MultiBinary(2), np.array([1, 2], np.int8), [0, 0, 1, 1]),  # 2: both are open
         (spaces.MultiBinary(3), [0, 2, 1], [0, 1, 0, 1, 0, 0, 0, 0]),
@@ -298,20 +274,12 @@ def test_masks_of_observations(mask: Any, shown: Any, action: Any, expected: Any
     np.testing.assert_array_equal(rows[1].action_mask[0, 0], expected)
 
 
+PAIR = spaces.Tuple((bits(2), bits(2)))
+# the space and value of the mask, the actions, the refusal
 UNUSABLE = {
-    "another number": (
-        bits(3),
-        np.ones(3, np.int8),
-        spaces.Discrete(4),
-        r"\(3,\) .* \[4\] values: return one of .*\(4,\)",
-    ),
+    "another number": (bits(3), np.ones(3, np.int8), spaces.Discrete(4), r"\(3,\) .* \[4\] values: .*\(4,\)"),
     "one-hot": (spaces.MultiDiscrete([2, 2]), np.zeros(2, int), spaces.Discrete(4), "of the kind MultiDiscrete"),
-    "a tuple": (
-        spaces.Tuple((bits(2), bits(2))),
-        (np.int8([1, 0]), np.int8([1, 1])),
-        spaces.MultiDiscrete([2, 2]),
-        "of several arrays",
-    ),
+    "a tuple": (PAIR, (np.int8([1, 0]), np.int8([1, 1])), spaces.Discrete(4), "of several arrays"),
 }
 
 
@@ -321,13 +289,9 @@ def test_masks_of_observations_that_cannot_be_used(case: str) -> None:
     mask, shown, action, sentence = UNUSABLE[case]
     with pytest.raises(ValueError, match=f"has an action_mask .*{sentence}"):
         envs_jax.make(told(mask, shown, action))
-    infos = [{"action_mask": [0, 1, 0, 0]}]
-    if case == "a tuple":
-        infos = [{"action_mask": ([0, 1], [1, 0])}]
-    rows, failure = play(told(mask, shown, action, infos))
+    rows, failure = play(told(mask, shown, action, [{"action_mask": [0, 1, 0, 0]}]))
     assert failure is None and rows[0].observation.shape == (2, 1, 1)
-    expected = [0, 0, 1, 0] if case == "a tuple" else [0, 1, 0, 0]
-    np.testing.assert_array_equal(rows[1].action_mask[0, 0], expected)
+    np.testing.assert_array_equal(rows[1].action_mask[0, 0], [0, 1, 0, 0])
 
 
 def test_masks_that_change_from_step_to_step() -> None:
@@ -366,10 +330,8 @@ def test_masks_that_are_wrong(masks: Any, sentence: str) -> None:
     ],
 )
 def test_a_mask_that_closes_every_action_is_no_open_one(action: Any, masks: Any, step: str) -> None:
-    failure = play(masked(action, *masks))[1]
-    assert f"in {step} of environment 0 (an action_mask closes every action of an agent): leave one open" in str(
-        failure
-    )
+    sentence = f"in {step} of environment 0 (an action_mask closes every action of an agent): leave one open"
+    assert sentence in str(play(masked(action, *masks))[1])
 
 
 def test_a_mask_of_another_number_of_actions_is_refused_at_once() -> None:
@@ -380,23 +342,6 @@ def test_a_mask_of_another_number_of_actions_is_refused_at_once() -> None:
 def test_masks_of_boxes_have_no_meaning() -> None:
     rows, failure = play(masked(spaces.Box(-1, 1, (2,)), [1, 1], None))
     assert failure is None and rows[0].action_mask is None
-
-
-@pytest.mark.slow
-def test_our_own_environment_by_way_of_gymnasium() -> None:
-    inner = envs_jax.make("snakes_1v1", masks=True, height=4, width=4, beans=2, max_steps=6)
-    gymnasium.register("host/Snakes-v0", entry_point=lambda: GymnasiumEnv(inner), max_episode_steps=6)
-    env, twin = envs_jax.make("gymnasium:host/Snakes-v0"), GymnasiumEnv(inner)
-    state, timestep = env.reset(jax.random.key(0))
-    _, info = twin.reset(seed=int(jax.random.bits(jax.random.key(0), dtype=jnp.uint32)) // 2)
-    closed = False
-    for _ in range(4):
-        np.testing.assert_array_equal(timestep.action_mask[0], info["action_mask"])
-        closed |= not info["action_mask"].all()
-        action = int(np.argmax(info["action_mask"]))
-        state, timestep = env.step(state, jnp.array([action], jnp.int32))
-        info = twin.step(action)[4]
-    assert closed
 
 
 # Actions
@@ -410,10 +355,6 @@ def test_our_own_environment_by_way_of_gymnasium() -> None:
         (spaces.MultiDiscrete([2, 3], start=[2**40, -5]), "has integers from -5 to 1099511627777 as actions"),
         (spaces.Box(2**32 - 4, 2**32 - 1, (1,), np.uint32), "has integers from 4294967292 to 4294967295 as actions"),
         (spaces.Discrete(3, start=2**31 - 2), "has integers from 2147483646 to 2147483648 as actions"),
-        (
-            spaces.Box(-(2**63), 2**63 - 1, (1,), np.int64),
-            "has integers from -9223372036854775808 to 922337203685477",
-        ),
         (spaces.Box(0, 2**64 - 1, (2,), np.uint64), "has integers from 0 to 18446744073709551615 as actions"),
         (spaces.Box(-(2**31), 2**31 - 1, (), np.int32), "has 4,294,967,296 actions, more than the"),
         (spaces.Box(-(2**31), 2**31 - 1, (1,), np.int32), "4,294,967,296 combinations"),
@@ -441,26 +382,19 @@ def test_integers_at_the_ends_of_int32(action: Any, lowest: int) -> None:
 # The interface
 
 BOX, SEEN = spaces.Box(-1, 1, (3,)), np.zeros(3, np.float32)
+TWO, FIVE = "return the pair (observation, info)", "return the five values observation, reward, "
 
 
 @pytest.mark.parametrize(
     ("replies", "sentence"),
     [
         ({"reset": SEEN}, "reset of environment 0 (reset returned an object of type ndarray): return the pair (obs"),
-        ({"reset": np.zeros(2)}, "(reset returned an object of type ndarray): return the pair (observation, info)"),
-        ({"reset": (SEEN,)}, "(reset returned 1 values): return the pair (observation, info)"),
-        (
-            {"reset": (SEEN, None)},
-            "(reset returned 2 values): return the pair (observation, info), as Gymnasium",
-        ),
-        ({"reset": None}, "(reset returned None): return the pair"),
-        ({"step": (SEEN, 0.0, False, {})}, "in step 1 of environment 0 (step returned 4 values): return the five val"),
-        ({"step": (SEEN, 0.0, False, False)}, "(step returned 4 values): return the five values observation, reward, "),
-        ({"step": None}, "(step returned None): return the five values"),
-        (
-            {"step": (SEEN, 0.0, False, False, None)},
-            "(step returned 5 values): return the five values observation,",
-        ),
+        ({"reset": (SEEN,)}, f"(reset returned 1 values): {TWO}"),
+        ({"reset": (SEEN, None)}, f"(reset returned 2 values): {TWO}"),
+        ({"reset": None}, f"(reset returned None): {TWO}"),
+        ({"step": (SEEN, 0.0, False, {})}, f"in step 1 of environment 0 (step returned 4 values): {FIVE}"),
+        ({"step": None}, f"(step returned None): {FIVE}"),
+        ({"step": (SEEN, 0.0, False, False, None)}, f"(step returned 5 values): {FIVE}"),
         ({"step": (SEEN, None, False, False, {})}, "(the reward is None, not one number): return a number"),
         ({"step": (SEEN, np.ones(2), False, False, {})}, "(the reward is array([1., 1.]), not one number): return a "),
         ({"step": (SEEN, "1.0", False, False, {})}, "(the reward is '1.0', not one number)"),
@@ -469,6 +403,12 @@ BOX, SEEN = spaces.Box(-1, 1, (3,)), np.zeros(3, np.float32)
         ({"step": (SEEN, [10**40], False, False, {})}, "(the reward is 1e+40, too large for float32)"),
         ({"step": (SEEN, -(10**400), False, False, {})}, "too large for float32)"),
         ({"step": (SEEN, [[1], [1, 2]], False, False, {})}, "(the reward is [[1], [1, 2]], not one number)"),
+        ({"step": (SEEN, np.nan, False, False, {})}, "in step 1 of environment 0 (the reward is nan"),
+        ({"step": (SEEN, -np.inf, False, False, {})}, "(the reward is -inf"),
+        (
+            {"step": (np.float32([0, np.nan, 0]), 1.0, False, False, {})},
+            "in step 1 of environment 0 (an observation holds nan",
+        ),
         ({"step": (SEEN, 1.0, "False", False, {})}, "(terminated is 'False', not true or false): return a bool"),
         ({"step": (SEEN, 1.0, False, None, {})}, "(truncated is None, not true or false)"),
         ({"step": (SEEN, 1.0, np.zeros(2, bool), False, {})}, "(terminated is array([False, False]), not true or fal"),
@@ -479,15 +419,11 @@ def test_what_breaks_the_interface(replies: Any, sentence: str) -> None:
     assert sentence in str(play(register(BOX, SEEN, **replies))[1])
 
 
-@pytest.mark.parametrize("reward", [1, np.int64(1), np.float32(1), np.ones(1), np.array(1.0), True, [1.0]])
+@pytest.mark.parametrize("reward", [1, 10**30, np.int64(1), np.float32(1), np.ones(1), np.array(1.0), True, [1.0]])
 def test_numbers_and_flags_of_other_types(reward: Any) -> None:
     rows, failure = play(register(BOX, SEEN, step=(SEEN, reward, np.bool_(False), np.array([1]), {})))
-    assert failure is None and rows[1].truncated.all() and (rows[1].reward == 1).all()
-
-
-def test_a_reward_of_many_digits_is_a_float() -> None:
-    rows, failure = play(register(BOX, SEEN, step=(SEEN, 10**30, False, True, {})))
-    assert failure is None and (rows[1].reward == np.float32(1e30)).all()
+    assert failure is None and rows[1].truncated.all()
+    assert (rows[1].reward == np.float32(np.ravel(reward)[0])).all()
 
 
 @pytest.mark.parametrize("where", ["reset", "step", "import", "make"])
@@ -532,9 +468,9 @@ def test_an_environment_that_exits(where: str, tmp_path: Any, monkeypatch: Any, 
 
 
 def test_a_failure_names_the_checkpoint_that_is_kept(tmp_path: Any, monkeypatch: Any, capsys: Any) -> None:
-    """After the third iteration of 16 steps the simulator breaks; a run without a checkpoint says nothing of it."""
+    """After the third iteration of 16 steps the simulator of two environments breaks."""
     monkeypatch.chdir(tmp_path)
-    plan = types.SimpleNamespace(steps=0, last=2 * 3 * 16)
+    steps = itertools.count(1)
 
     class Breaks(gymnasium.Env):  # type: ignore[misc]
         observation_space, action_space = BOX, spaces.Discrete(2)
@@ -543,8 +479,7 @@ def test_a_failure_names_the_checkpoint_that_is_kept(tmp_path: Any, monkeypatch:
             return SEEN, {}
 
         def step(self, action: Any) -> Any:
-            plan.steps += 1
-            if plan.steps > plan.last:
+            if next(steps) > 2 * 3 * 16:
                 raise RuntimeError("the rope broke")
             return SEEN, 0.0, False, False, {}
 
@@ -558,30 +493,10 @@ def test_a_failure_names_the_checkpoint_that_is_kept(tmp_path: Any, monkeypatch:
     said = capsys.readouterr().err.splitlines()[-1]
     assert "(RuntimeError: the rope broke): correct it and start again; the last checkpoint (" in said
     assert said.endswith(f"is kept: continue from it with --resume {run}")
-    plan.last = 10**9
-    assert train.main(["--resume", run, "--total_env_steps", "192"]) == 0
-
-
-POSITION = spaces.Box(-np.inf, np.inf, (2,), np.float32)
-
-
-@pytest.mark.parametrize(
-    ("replies", "sentence"),
-    [
-        ({"step": (np.zeros(2, np.float32), np.nan, False, False, {})}, "the reward is nan"),
-        ({"step": (np.zeros(2, np.float32), -np.inf, False, False, {})}, "the reward is -inf"),
-        ({"step": (np.float32([0, np.nan]), 1.0, False, False, {})}, "observation holds nan"),
-    ],
-)
-def test_what_nobody_can_learn_from_is_refused_at_its_step(replies: Any, sentence: str) -> None:
-    _, failure = play(register(POSITION, np.zeros(2, np.float32), **replies))
-    assert failure is not None and sentence in failure and "in step 1 of environment 0" in failure
 
 
 def test_an_action_of_nan_is_not_blamed_on_the_environment() -> None:
-    action = spaces.Box(-1, 1, (1,), np.float32)
-    reply = (np.zeros(2, np.float32), np.nan, False, False, {})
-    name = register(POSITION, np.zeros(2, np.float32), action=action, step=reply)
+    name = register(BOX, SEEN, action=spaces.Box(-1, 1, (1,)), step=(SEEN, np.nan, False, False, {}))
     batch = envs_jax.make(name).batched()
     state, timestep = batch.reset(jax.random.split(jax.random.key(0), 2))
     batch.step(state, timestep, jnp.full((2, 1, 1), jnp.nan, jnp.float32))
@@ -589,6 +504,6 @@ def test_an_action_of_nan_is_not_blamed_on_the_environment() -> None:
 
 
 def test_check_env_names_the_tools_for_environments_on_the_host() -> None:
-    env = envs_jax.make(register(POSITION, np.zeros(2, np.float32)))
+    env = envs_jax.make(register(BOX, SEEN))
     with pytest.raises(envs_jax.testing.ContractError, match="env_checker"):
         envs_jax.check_env(env)

@@ -4,8 +4,6 @@ import dataclasses
 import functools
 import itertools
 import json
-import sys
-import types
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +11,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import host, plan
+from helpers import plan
 from helpers.plan import AGENTS, Plan, Row
 from helpers.tiny import Corridor
 
 import envs_jax
-from envs_jax.adapters.pettingzoo import PettingZooParallelEnv
 from envs_jax.base import TimeStep
 from envs_jax.testing import ContractError, check_env, check_types
 from jaxrl.algos.base import Trajectory
 from jaxrl.algos.ppo import Ppo
 from jaxrl.algos.targets import lambda_targets
 from jaxrl.cli import train
+from jaxrl.cli.flags import parse
 from jaxrl.rl.data_parallel import DataParallel
+from jaxrl.runtime.build import build_run
 
 pytestmark = pytest.mark.needs("gymnasium", "pettingzoo")
 
@@ -99,9 +98,8 @@ def test_ends_of_two_agents(pair: tuple[str, str], monkeypatch: pytest.MonkeyPat
     def names(chosen: Any) -> frozenset[str]:
         return frozenset(itertools.compress(AGENTS, chosen))
 
-    rows = [Row(names(acts)), Row(names(named), *(names(word in text for text in flags) for word in
-                                                    ("terminated", "truncated")))]  # fmt: skip
-    steps, failure = play(rows, monkeypatch)
+    ended = [names(word in text for text in flags) for word in ("terminated", "truncated")]
+    steps, failure = play([Row(names(acts)), Row(names(named), *ended)], monkeypatch)
     assert failure is None
     assert Plan.acted == [set(names(acts))]
     over = not any(acts_next)
@@ -186,12 +184,10 @@ def test_the_horizon_cuts_those_that_are_present(monkeypatch: pytest.MonkeyPatch
 
 
 def test_spec_says_that_agents_may_be_absent() -> None:
-    env = envs_jax.make(TEAM)
-    assert env.spec.absent_agents
-    check_types(env)
-    complete = envs_jax.make(TEAM, complete_team=True)
-    assert not complete.spec.absent_agents
-    check_types(complete)
+    for complete_team in (False, True):
+        env = envs_jax.make(TEAM, complete_team=complete_team)
+        assert env.spec.absent_agents != complete_team
+        check_types(env)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +232,7 @@ def test_off_policy_learners_refuse_teams_that_may_be_incomplete(tmp_path: Any, 
     words = f"--algo ddpg {SMALL} --learning_starts 8 --batch_size 8".split()
     assert train.main(words) == 2
     assert "(teams of pettingzoo: --complete_team true)" in capsys.readouterr().err
-    assert train.main([*words, "--complete_team", "true"]) == 0
+    assert build_run(parse([*words, "--complete_team", "true"]).config).env.spec.absent_agents is False
 
 
 @pytest.mark.slow
@@ -261,17 +257,11 @@ def test_ppo_learns_from_a_relay(messages: str, tmp_path: Any, monkeypatch: Any,
     [
         ({"reset": {A: np.ones(1), B: np.ones(1)}}, "reset returned an object of type dict): return the pair "),
         ({"reset": (np.ones(1), np.ones(1))}, "reset returned 2 values): return the pair (observations, infos)"),
-        (
-            {"step": None},
-            "in step 1 of environment 0 (step returned None): return the five dictionaries observations, rew",
-        ),
+        ({"step": None}, "in step 1 of environment 0 (step returned None): return the five dictionaries observations"),
         ({"step": ({}, {}, {}, {})}, "step returned 4 values): return the five dictionaries"),
         ({"step": ({}, {}, {}, {}, None)}, "step returned 5 values): return the five dictionaries"),
         ({"step": ({}, {}, {A: "no"}, {}, {})}, "one of terminations is 'no', not true or false): return a bool"),
-        (
-            {"step": (SEEN, {A: None}, {}, {}, {})},
-            "a reward is None, not one number): return a number",
-        ),
+        ({"step": (SEEN, {A: None}, {}, {}, {})}, "a reward is None, not one number): return a number"),
         ({"step": (SEEN, {}, {}, {}, {A: 3})}, "an entry of infos is not a dictionary): return"),
         ({"step": ({A: np.ones(1)}, {}, {}, {}, {})}, "there is no observation of 'b_0', which is in env.agents): ret"),
         ({"step": ({B: np.ones(1)}, {}, {}, {A: True}, {})}, "no observation of 'a_0', which was truncated): return"),
@@ -288,10 +278,7 @@ def test_what_breaks_the_interface(returns: Any, sentence: str, monkeypatch: pyt
     ("rows", "sentence"),
     [
         ([Row(NOBODY)], "in a reset of environment 0 (env.agents is empty after a reset): list the agents"),
-        (
-            [Row(BOTH), Row({A, "c_0"})],
-            "in step 1 of environment 0 ('c_0' is in env.agents): name it in possible_agents, too",
-        ),
+        ([Row(BOTH), Row({A, "c_0"})], "in step 1 of environment 0 ('c_0' is in env.agents): name it in possible_ag"),
     ],
 )
 def test_agents_that_cannot_be(rows: list[Row], sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,12 +318,8 @@ YES, NO, FIRST, SECOND = [True, True], [False, False], [True, False], [False, Tr
     [
         ([YES, YES, FIRST], [NO, NO, SECOND, NO], None),
         ([YES], [NO, NO, SECOND, NO], r"agent 1 is cut and present at step 2 \(environment 0\): an agent that is cut"),
-        (
-            [YES, FIRST],
-            [NO, SECOND, SECOND, NO],
-            r"agent 1 is cut at step 2 \(environment 0\), but was not present before",
-        ),
-        ([FIRST, FIRST], [SECOND, NO], r"agent 1 is cut after reset \(environment 0\): an episode begins without cuts"),
+        ([YES, FIRST], [NO, SECOND, SECOND, NO], r"agent 1 is cut at step 2 .*, but was not present before"),
+        ([FIRST, FIRST], [SECOND, NO], r"agent 1 is cut after reset .*: an episode begins without cuts"),
     ],
 )
 def test_a_cut_agent_was_present_and_is_no_longer(present: Any, cut: Any, sentence: str | None) -> None:
@@ -371,18 +354,9 @@ def test_masks_in_infos(monkeypatch: pytest.MonkeyPatch) -> None:
     ("masks", "sentence"),
     [
         ([OPEN, {A: [1, 1, 1]}], "in step 1 of environment 0 (there is no info['action_mask'])"),
-        (
-            [OPEN, {A: [1, 1], B: [1, 1, 1]}],
-            "info['action_mask'] has the shape (2,), but its space has (3",
-        ),
-        (
-            [OPEN, {A: [1, 2, 1], B: [1] * 3}],
-            "info['action_mask'] holds 2, outside of its space",
-        ),
-        (
-            [{}, OPEN],
-            "(info has an action_mask, but had none after the first reset): return it",
-        ),
+        ([OPEN, {A: [1, 1], B: [1, 1, 1]}], "info['action_mask'] has the shape (2,), but its space has (3"),
+        ([OPEN, {A: [1, 2, 1], B: [1] * 3}], "info['action_mask'] holds 2, outside of its space"),
+        ([{}, OPEN], "(info has an action_mask, but had none after the first reset): return it"),
     ],
 )
 def test_masks_that_change(masks: Any, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,37 +366,3 @@ def test_masks_that_change(masks: Any, sentence: str, monkeypatch: pytest.Monkey
     state, step = batch.reset(jax.random.split(jax.random.key(0), 1))
     batch.step(state, step, jnp.zeros((1, 2), jnp.int32))
     assert sentence in str(batch.failure)
-
-
-@pytest.mark.slow
-def test_our_own_team_by_way_of_pettingzoo(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Masks of coverage, in infos, are those of the environment itself."""
-    module = types.ModuleType("own_team")
-    inner = envs_jax.make("coverage", q=5, num_agents=2, budget=4)
-    module.parallel_env = lambda: PettingZooParallelEnv(inner)  # type: ignore[attr-defined]
-    module.__spec__ = type(sys.__spec__)("own_team", None)
-    monkeypatch.setitem(sys.modules, "own_team", module)
-    env = envs_jax.make("pettingzoo:own_team", horizon=inner.spec.horizon)
-    state, step = env.reset(jax.random.key(0))
-    seed = int(jax.random.bits(jax.random.key(0), dtype=jnp.uint32)) // 2
-    twin = PettingZooParallelEnv(inner)
-    _, infos = twin.reset(seed=seed)
-    for _ in range(3):
-        masks = [infos[agent]["action_mask"] for agent in twin.possible_agents]
-        assert not np.all(masks)
-        np.testing.assert_array_equal(step.action_mask, masks)
-        chosen = [int(np.argmax(mask)) for mask in masks]
-        _, _, _, _, infos = twin.step(dict(zip(twin.possible_agents, chosen, strict=True)))
-        state, step = env.step(state, jnp.array(chosen, jnp.int32))
-
-
-def test_agents_that_leave_early_have_no_weight() -> None:
-    """The team of the other tests: `left` leaves after two steps of four."""
-    env = envs_jax.make("pettingzoo:helpers.host")
-    batch = env.batched()
-    state, step = batch.reset(jax.random.split(jax.random.key(0), 1))
-    present = [step.present[0].tolist()]
-    for _ in range(4):
-        state, step = batch.step(state, step, jnp.full((1, 2), 2, jnp.int32))
-        present.append(step.present[0].tolist())
-    assert present[:4] == [[True, True], [True, True], [False, True], [False, True]] and host.LIMIT

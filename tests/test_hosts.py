@@ -36,9 +36,8 @@ COMA = (
 )
 DDPG = (
     "--algo ddpg --env snakes_3v3 --max_steps 6 --num_envs 8 --batch_size 8 --buffer_size 512 --learning_starts 8 "
-    "--hidden_size 8 "
-    "--depth 1 --env_steps_per_update 8 --update_interval 4 --total_env_steps 192 --eval_every 96 --eval_episodes 8 "
-    "--checkpoint_every 3"
+    "--hidden_size 8 --depth 1 --env_steps_per_update 8 --update_interval 4 --total_env_steps 192 --eval_every 96 "
+    "--eval_episodes 8 --checkpoint_every 3"
 )
 TINY = "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --num_envs 8 --block_iterations 4"
 LONG = f"{TINY} --total_env_steps 100000000 --checkpoint_every 40 --eval_every 0 --block_iterations 8 --log_every 4"
@@ -63,22 +62,18 @@ class Hosts:
             torchrun |= {"RANK": str(index), "LOCAL_RANK": str(index), "MASTER_PORT": str(port - 1)}
             numbers = f"localhost:{port}", "2", str(index)
             variables = {"": {}, "torchrun": torchrun, "jax": dict(zip(JAX, numbers, strict=True))}[launcher]
-            environment = (
-                os.environ
-                | variables
-                | {
-                    "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
-                    "JAX_PLATFORMS": "cpu",
-                    "JAX_NUM_CPU_DEVICES": "2",
-                    "PJRT_NPROC": "8",  # as many threads as these tests have devices: sums of convolutions depend on it
-                    "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
-                    "JAX_COMPILATION_CACHE_DIR": f"{jax.config.jax_compilation_cache_dir}_{index}",
-                    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-                }
-            )
+            variables |= {
+                "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
+                "JAX_PLATFORMS": "cpu",
+                "JAX_NUM_CPU_DEVICES": "2",
+                "PJRT_NPROC": "8",  # as many threads as these tests have devices: sums of convolutions depend on it
+                "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
+                "JAX_COMPILATION_CACHE_DIR": f"{jax.config.jax_compilation_cache_dir}_{index}",
+                "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            }
             with log.open("w") as file:
                 command = [sys.executable, "-m", "jaxrl.train", *words]
-                process = subprocess.Popen(command, cwd=folder, env=environment, stdout=file, stderr=file)
+                process = subprocess.Popen(command, cwd=folder, env=os.environ | variables, stdout=file, stderr=file)
             self.processes.append(process)
 
     def __enter__(self) -> "Hosts":
@@ -363,6 +358,7 @@ OMPI = {
 }  # fmt: skip
 
 JAX = {"JAX_COORDINATOR_ADDRESS": "node1:77", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"}
+NO_FLAGS = (None, None, None)  # coordinator, number of hosts, index
 
 
 @pytest.fixture
@@ -376,42 +372,38 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 @pytest.mark.parametrize(
     ("environment", "flags", "place"),
     [
-        ({}, (None, None, None), None),
+        ({}, NO_FLAGS, None),
         ({}, ("node1:77", 2, 0), ("node1:77", 2, 0, [])),
-        (SLURM, (None, None, None), (None, None, None, None)),  # two processes on each of two nodes: JAX gives a GPU
-        (SLURM | {"CUDA_VISIBLE_DEVICES": "0,1"}, (None, None, None), (None, None, None, None)),
-        (SLURM | {"CUDA_VISIBLE_DEVICES": "1"}, (None, None, None), (None, None, None, [])),  # bound by SLURM
-        (SLURM | {"SLURM_STEP_NUM_NODES": "4"}, (None, None, None), (None, None, None, [])),  # one process per node
-        (SLURM | {"SLURM_STEP_NUM_NODES": "4", "JAX_LOCAL_DEVICE_IDS": "1"}, (None, None, None), (None,) * 4),
+        (SLURM, NO_FLAGS, (None, None, None, None)),  # two processes on each of two nodes: JAX gives a GPU
+        (SLURM | {"CUDA_VISIBLE_DEVICES": "0,1"}, NO_FLAGS, (None, None, None, None)),
+        (SLURM | {"CUDA_VISIBLE_DEVICES": "1"}, NO_FLAGS, (None, None, None, [])),  # bound by SLURM
+        (SLURM | {"SLURM_STEP_NUM_NODES": "4"}, NO_FLAGS, (None, None, None, [])),  # one process per node
+        (SLURM | {"SLURM_STEP_NUM_NODES": "4", "JAX_LOCAL_DEVICE_IDS": "1"}, NO_FLAGS, (None,) * 4),
         (SLURM, (None, 1, None), None),
-        (SLURM | {"SLURM_STEP_NUM_TASKS": "1"}, (None, None, None), None),
-        (OMPI, (None, None, None), (None, None, None, [])),
-        (OMPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, (None, None, None), (None, None, None, None)),
+        (SLURM | {"SLURM_STEP_NUM_TASKS": "1"}, NO_FLAGS, None),
+        (OMPI, NO_FLAGS, (None, None, None, [])),
+        (OMPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, NO_FLAGS, (None, None, None, None)),
         (OMPI, ("node1:77", None, None), ("node1:77", None, None, [])),  # Open MPI 5
-        (TORCHRUN, (None, None, None), ("node1:29501", 4, 3, [1])),  # the GPU of its local number
-        (TORCHRUN | {"MASTER_PORT": "65535"}, (None, None, None), ("node1:1", 4, 3, [1])),
-        (TORCHRUN | {"CUDA_VISIBLE_DEVICES": "1"}, (None, None, None), ("node1:29501", 4, 3, [])),
-        (TORCHRUN | {"LOCAL_WORLD_SIZE": "1"}, (None, None, None), ("node1:29501", 4, 3, [])),  # one per machine: all
-        (TORCHRUN | {"JAX_LOCAL_DEVICE_IDS": "0,1"}, (None, None, None), ("node1:29501", 4, 3, None)),
-        (
-            TORCHRUN | SLURM | {"SLURM_STEP_NUM_TASKS": "2"},
-            (None, None, None),
-            ("node1:29501", 4, 3, [1]),
-        ),  # inside srun
-        (SLURM | {"WORLD_SIZE": "4", "MASTER_ADDR": "n1"}, (None, None, None), (None, None, None, None)),  # of a script
+        (TORCHRUN, NO_FLAGS, ("node1:29501", 4, 3, [1])),  # the GPU of its local number
+        (TORCHRUN | {"MASTER_PORT": "65535"}, NO_FLAGS, ("node1:1", 4, 3, [1])),
+        (TORCHRUN | {"CUDA_VISIBLE_DEVICES": "1"}, NO_FLAGS, ("node1:29501", 4, 3, [])),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "1"}, NO_FLAGS, ("node1:29501", 4, 3, [])),  # one per machine: all
+        (TORCHRUN | {"JAX_LOCAL_DEVICE_IDS": "0,1"}, NO_FLAGS, ("node1:29501", 4, 3, None)),
+        (TORCHRUN | SLURM | {"SLURM_STEP_NUM_TASKS": "2"}, NO_FLAGS, ("node1:29501", 4, 3, [1])),  # inside srun
+        (SLURM | {"WORLD_SIZE": "4", "MASTER_ADDR": "n1"}, NO_FLAGS, (None, None, None, None)),  # of a script
         (TORCHRUN, (None, 1, None), None),
         (TORCHRUN, ("node2:77", 2, 0), ("node2:77", 2, 0, [])),
-        (SLURM | {"PMI_SIZE": "4", "PMI_RANK": "3"}, (None, None, None), (None, None, None, None)),  # srun --mpi=pmi2
+        (SLURM | {"PMI_SIZE": "4", "PMI_RANK": "3"}, NO_FLAGS, (None, None, None, None)),  # srun --mpi=pmi2
         ({"PMI_SIZE": "2", "PMI_RANK": "1"}, ("node1:77", 2, 1), ("node1:77", 2, 1, [])),
-        (JAX, (None, None, None), ("node1:77", 2, 1, [])),
-        (JAX | {"JAX_LOCAL_DEVICE_IDS": "0"}, (None, None, None), ("node1:77", 2, 1, None)),
+        (JAX, NO_FLAGS, ("node1:77", 2, 1, [])),
+        (JAX | {"JAX_LOCAL_DEVICE_IDS": "0"}, NO_FLAGS, ("node1:77", 2, 1, None)),
         (JAX, ("node2:88", 4, 0), ("node2:88", 4, 0, [])),  # flags come first
         (JAX, (None, 2, None), ("node1:77", 2, 1, [])),
         (JAX, (None, 1, None), None),
-        (JAX | {"JAX_NUM_PROCESSES": "1", "JAX_PROCESS_ID": "0"}, (None, None, None), None),
-        (TORCHRUN | {"JAX_NUM_PROCESSES": "1"}, (None, None, None), ("node1:29501", 4, 3, [1])),
-        (dict.fromkeys(JAX, ""), (None, None, None), None),
-        (SLURM | {"JAX_COORDINATOR_ADDRESS": "n1:7"}, (None, None, None), ("n1:7", None, None, None)),  # SLURM has both
+        (JAX | {"JAX_NUM_PROCESSES": "1", "JAX_PROCESS_ID": "0"}, NO_FLAGS, None),
+        (TORCHRUN | {"JAX_NUM_PROCESSES": "1"}, NO_FLAGS, ("node1:29501", 4, 3, [1])),
+        (dict.fromkeys(JAX, ""), NO_FLAGS, None),
+        (SLURM | {"JAX_COORDINATOR_ADDRESS": "n1:7"}, NO_FLAGS, ("n1:7", None, None, None)),  # SLURM has both
     ],
 )
 def test_places(environment: dict[str, str], flags: Any, place: Any, alone: pytest.MonkeyPatch) -> None:
@@ -426,32 +418,24 @@ def test_places(environment: dict[str, str], flags: Any, place: Any, alone: pyte
         ({}, ("node1:77", 2, 2), "the hosts from 0 to N - 1"),
         ({}, ("node1", 2, 0), "must be HOST:PORT"),
         ({}, ("node1:77", 1, None), "remove --coordinator and --host_index"),
-        ({"PMI_SIZE": "2"}, (None, None, None), "--coordinator HOST:PORT --num_hosts 2 --host_index $PMI_RANK"),
-        ({"MV2_COMM_WORLD_SIZE": "2"}, (None, None, None), "--host_index $MV2_COMM_WORLD_RANK"),
-        ({"WORLD_SIZE": "2"}, (None, None, None), "WORLD_SIZE says that 2 processes were started"),
+        ({"PMI_SIZE": "2"}, NO_FLAGS, "--coordinator HOST:PORT --num_hosts 2 --host_index $PMI_RANK"),
+        ({"MV2_COMM_WORLD_SIZE": "2"}, NO_FLAGS, "--host_index $MV2_COMM_WORLD_RANK"),
+        ({"WORLD_SIZE": "2"}, NO_FLAGS, "WORLD_SIZE says that 2 processes were started"),
+        (SLURM | {"SLURM_STEP_NUM_TASKS": "1", "PMI_SIZE": "2"}, NO_FLAGS, "--num_hosts 2"),  # mpirun in sbatch
+        (TORCHRUN | {"RANK": ""}, NO_FLAGS, "--num_hosts 4"),
         (
-            SLURM | {"SLURM_STEP_NUM_TASKS": "1", "PMI_SIZE": "2"},
-            (None, None, None),
-            "--num_hosts 2",
-        ),  # mpirun in sbatch
-        (TORCHRUN | {"RANK": ""}, (None, None, None), "--num_hosts 4"),
-        (
-            {"JAX_COORDINATOR_ADDRESS": "node1:77"},
-            (None, None, None),
-            "JAX_COORDINATOR_ADDRESS is set, but not JAX_NUM_PROCESSES and JAX_PROCESS_ID: set all three on every host",
+            {"JAX_COORDINATOR_ADDRESS": "n1:7"},
+            NO_FLAGS,
+            "is set, but not JAX_NUM_PROCESSES and JAX_PROCESS_ID: set all",
         ),
-        (
-            {"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "0"},
-            (None, None, None),
-            "JAX_NUM_PROCESSES and JAX_PROCESS_ID are set, but not JAX_COORDINATOR_ADDRESS: set all three",
-        ),
-        (TORCHRUN | {"JAX_PROCESS_ID": "0"}, (None, None, None), "JAX_PROCESS_ID is set, but not"),
-        (JAX | {"JAX_NUM_PROCESSES": "two"}, (None, None, None), "JAX_NUM_PROCESSES must be a whole number, 0 or more"),
-        (JAX | {"JAX_NUM_PROCESSES": "0"}, (None, None, None), "JAX_NUM_PROCESSES must be at least 1, not 0"),
-        (JAX | {"JAX_PROCESS_ID": "-1"}, (None, None, None), "JAX_PROCESS_ID must be a whole number, 0 or more, not"),
-        (JAX | {"JAX_PROCESS_ID": "2"}, (None, None, None), "the hosts from 0 to N - 1 with JAX_PROCESS_ID"),
-        (JAX | {"JAX_NUM_PROCESSES": "1"}, (None, None, None), "there is no host 1 of 1"),
-        (JAX | {"JAX_COORDINATOR_ADDRESS": "node1"}, (None, None, None), "JAX_COORDINATOR_ADDRESS must be HOST:PORT"),
+        ({"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "0"}, NO_FLAGS, "are set, but not JAX_COORDINATOR_ADDRESS: set"),
+        (TORCHRUN | {"JAX_PROCESS_ID": "0"}, NO_FLAGS, "JAX_PROCESS_ID is set, but not"),
+        (JAX | {"JAX_NUM_PROCESSES": "two"}, NO_FLAGS, "JAX_NUM_PROCESSES must be a whole number, 0 or more"),
+        (JAX | {"JAX_NUM_PROCESSES": "0"}, NO_FLAGS, "JAX_NUM_PROCESSES must be at least 1, not 0"),
+        (JAX | {"JAX_PROCESS_ID": "-1"}, NO_FLAGS, "JAX_PROCESS_ID must be a whole number, 0 or more, not"),
+        (JAX | {"JAX_PROCESS_ID": "2"}, NO_FLAGS, "the hosts from 0 to N - 1 with JAX_PROCESS_ID"),
+        (JAX | {"JAX_NUM_PROCESSES": "1"}, NO_FLAGS, "there is no host 1 of 1"),
+        (JAX | {"JAX_COORDINATOR_ADDRESS": "node1"}, NO_FLAGS, "JAX_COORDINATOR_ADDRESS must be HOST:PORT"),
     ],
 )
 def test_places_that_do_not_fit(environment: dict[str, str], flags: Any, sentence: str, alone: Any) -> None:

@@ -4,16 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 MODULES = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     for path in sorted((ROOT / "envs_jax").rglob("*.py"))
 ]
-
-
-PROGRAM = """
+ENVIRONMENTS = """
 import importlib, sys
 for name in sys.argv[1:]:
     try:
@@ -22,25 +18,12 @@ for name in sys.argv[1:]:
         assert name == "envs_jax.adapters.workers" and error.name in ("cloudpickle", "gymnasium"), error
 print(*sys.modules)
 """
-
-
-def test_nothing_heavy_is_imported_before_it_is_needed():
-    run = subprocess.run([sys.executable, "-c", PROGRAM, *MODULES], cwd=ROOT, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    loaded = {name.split(".")[0] for name in run.stdout.split()}
-    assert "jax" in loaded
-    assert not loaded & {"matplotlib", "PIL", "metaworld", "mujoco", "jaxrl", "flax", "optax"}
-
-
-LISTING = """
-import contextlib, sys
+COMMANDS = """
+import contextlib, io, sys
 from jaxrl.cli.train import main
-with contextlib.suppress(SystemExit):
+with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
     main(["--help"])
 print(*sys.modules)
-"""
-READING = """
-import sys
 import jaxrl.cli.render
 from jaxrl.runtime.load import load_policy
 load_policy("jaxrl/pretrained/coverage")
@@ -48,14 +31,23 @@ print(*sys.modules)
 """
 
 
-@pytest.mark.parametrize(
-    ("script", "slow"),
-    [
-        (LISTING, {"optax", "orbax", "scipy", "tensorboardX", "jax.experimental.pallas", "jaxrl.runtime.run"}),
-        (READING, {"orbax", "scipy", "tensorboardX", "matplotlib", "jax.experimental.pallas"}),
-    ],
-    ids=["help", "a policy to draw"],
-)  # fmt: skip
-def test_commands_import_what_they_need(script: str, slow: set[str]) -> None:
-    run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert not slow & set(run.stdout.split("\n")[-2].split())
+def list_modules(program: str, *words: str) -> list[set[str]]:
+    """Names of the loaded modules, at each point where a program prints them."""
+    done = subprocess.run([sys.executable, "-c", program, *words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [set(line.split()) for line in done.stdout.splitlines()]
+
+
+def test_environments_import_nothing_heavy() -> None:
+    (loaded,) = list_modules(ENVIRONMENTS, *MODULES)
+    packages = {name.partition(".")[0] for name in loaded}
+    assert "jax" in packages
+    assert not packages & {"matplotlib", "PIL", "metaworld", "mujoco", "jaxrl", "flax", "optax"}
+
+
+def test_commands_import_what_they_need() -> None:
+    """The help of training, and the reading of a policy to draw."""
+    training_help, reading = list_modules(COMMANDS)
+    never = {"orbax", "scipy", "tensorboardX", "jax.experimental.pallas"}
+    assert not training_help & {*never, "optax", "jaxrl.runtime.run"}
+    assert not reading & {*never, "matplotlib"}

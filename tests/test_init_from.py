@@ -29,56 +29,41 @@ COMA: dict[str, Any] = {
 }  # fmt: skip
 SAC: dict[str, Any] = {
     "algo": "sac", "env": "helpers.tiny:PointMass", "hidden_size": 8, "depth": 1, "batch_size": 8, "buffer_size": 256,
-    "num_envs": 8, "total_env_steps": 64,
+    "num_envs": 8, "total_env_steps": 64, "random_steps": 64,
 }  # fmt: skip
 DDPG: dict[str, Any] = {
     "algo": "ddpg", "env": "snakes_1v1", "hidden_size": 8, "batch_size": 8, "buffer_size": 256, "num_envs": 8,
     "total_env_steps": 64, "learning_starts": 0, "random_steps": 0,
 }  # fmt: skip
 TEAM: dict[str, Any] = {"message_passing": "attention", "num_minibatches": 1, "message_heads": 2}
-DELAYED: dict[str, Any] = TEAM | {"delay": 1}
+RISK: dict[str, Any] = {"risk_level": 0.5}
+GRU: dict[str, Any] = {"memory": "gru", "num_minibatches": 1}
 
 # base, its changes there, its changes here, the settings to name
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
     "messages": (PPO, TEAM, {}, ("message_passing",)),
-    "messages, here": (PPO, {}, TEAM, ("message_passing",)),
-    "messages under way": (PPO, DELAYED, {"delay": 1}, ("message_passing",)),
     "layers of messages": (PPO, TEAM | {"message_layers": 1}, TEAM, ("message_layers",)),
-    "heads of messages": (PPO, TEAM, TEAM | {"message_heads": 4, "hidden_size": 8}, ("message_heads",)),
     "heads and size": (PPO, TEAM, TEAM | {"message_heads": 3, "hidden_size": 9}, ("hidden_size", "message_heads")),
-    "memory": (PPO, {"memory": "gru", "num_minibatches": 2}, {}, ("memory",)),
-    "memory, here": (PPO, {}, {"memory": "lstm", "num_minibatches": 2}, ("memory",)),
-    "size of the memory": (PPO, {"memory": "gru", "memory_size": 4, "num_minibatches": 1},
-                           {"memory": "gru", "memory_size": 6, "num_minibatches": 1}, ("memory_size",)),
-    "memory of two layers": (PPO, {"memory": "gru", "memory_layers": 2, "num_minibatches": 1}, {},
-                             ("memory",)),
-    "another memory": (PPO, {"memory": "gru", "num_minibatches": 1}, {"memory": "lstm", "num_minibatches": 1},
-                       ("memory",)),
+    "memory": (PPO, GRU, {}, ("memory",)),
+    "size of the memory": (PPO, GRU | {"memory_size": 4}, GRU | {"memory_size": 6}, ("memory_size",)),
+    "memory of two layers": (PPO, GRU | {"memory_layers": 2}, {}, ("memory",)),
+    "another memory": (PPO, GRU, GRU | {"memory": "lstm"}, ("memory",)),
     "parameters": (PPO, {"share_parameters": False, "num_minibatches": 2}, {}, ("share_parameters",)),
-    "parameters and messages": (PPO, TEAM | {"share_parameters": False}, TEAM, ("share_parameters",)),
-    "hidden size": (PPO, {"hidden_size": 12}, {}, ("hidden_size",)),
-    "hidden layers": (PPO, {"depth": 2}, {}, ("depth",)),
     "hidden size and layers": (PPO, {"depth": 2, "hidden_size": 12}, {}, ("depth", "hidden_size")),
-    "quantiles": (PPO, {"risk_level": 0.5, "risk_quantiles": 4}, {"risk_level": 0.5, "risk_quantiles": 8},
-                  ("risk_quantiles",)),
+    "quantiles": (PPO, RISK | {"risk_quantiles": 4}, RISK | {"risk_quantiles": 8}, ("risk_quantiles",)),
     "statistics": (PPO, {"normalize_observation": "always"}, {"normalize_observation": "never"},
                    ("normalize_observation",)),
     "cues": (PPO, {"cues": 4}, {}, ("cues",)),
-    "an environment": (PPO, {}, {"env": "helpers.tiny:Corridor", "num_minibatches": 1}, ("env",)),
     "an environment and a size": (PPO, {}, {"env": "helpers.tiny:Corridor", "hidden_size": 4, "num_minibatches": 1},
                                   ("env", "hidden_size")),
     "coma's view": (COMA, {"egocentric": True}, {"egocentric": False}, ("egocentric",)),
     "coma's stride": (COMA, {"stride": 2}, {"stride": 1}, ("stride",)),
-    "coma's memory": (COMA, {"memory": "gru"}, {}, ("memory",)),
-    "coma's messages": (COMA, {"message_passing": "attention", "message_heads": 2}, {},
-                        ("message_passing",)),
-    "coma's parameters": (COMA, {"share_parameters": False}, {}, ("share_parameters",)),
+    "coma's messages": (COMA, {"message_passing": "attention", "message_heads": 2}, {}, ("message_passing",)),
     "coma's actions": (COMA, {"num_actions": 4}, {"num_actions": 6}, ("num_actions",)),
-    "sac's size": (SAC, {"hidden_size": 12}, {}, ("hidden_size",)),
     "sac's room": (SAC, {"dimensions": 3}, {}, ("dimensions",)),
     "ddpg's observation": (DDPG, {"observation": "obs_full"}, {"observation": "obs26"}, ("observation",)),
     "ddpg's network": (DDPG, {"network": "bicnet"}, {"network": "mlp"}, ("network",)),
-    "ddpg's norm": (DDPG, {"layer_norm": True}, {"layer_norm": False}, ("layer_norm",)),
+    "ddpg's scale": (DDPG, {"scale_observation": True}, {"scale_observation": False}, ("scale_observation",)),
     "ddpg's norms": (DDPG, {"layer_norm": True, "first_layer": "relu"}, {"layer_norm": False, "first_layer": "linear"},
                      ("layer_norm",)),
     "ddpg's critics": (DDPG, {"num_critics": 2}, {"num_critics": 3}, ("num_critics",)),

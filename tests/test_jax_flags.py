@@ -18,12 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.cases import by_day
-from helpers.flag_runs import ENVIRONMENTS, RUNS, make_run
+from helpers.flag_runs import RUNS, make_run
+from helpers.programs import equations
 from helpers.tiny import Corridor
 from test_env_contract import SETTINGS
-from test_x64 import equations
 
-import envs_jax
 import jaxrl
 from envs_jax import check_env
 from jaxrl.cli import export, train
@@ -144,22 +143,3 @@ def test_an_export_that_may_move_nothing_is_refused(
     with updated("jax_transfer_guard", "disallow"):
         assert export.main([str(trained.directory), "--format", "safetensors", "--out", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err.startswith("error: JAX_TRANSFER_GUARD is disallow, but jaxrl moves numbers ")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ENVIRONMENTS)
-def test_environments_can_be_stepped_without_compilation(name: str) -> None:
-    """The same games as with it, for a debugger that looks into them."""
-    env = envs_jax.make(name, **ENVIRONMENTS[name])
-    shape = (env.spec.num_agents, *env.spec.action.shape)
-    action = jnp.zeros(shape, env.spec.action.dtype)
-
-    def games(reset, step) -> list[np.ndarray]:
-        state, timestep = reset(jax.random.key(1))
-        return [np.asarray(step(state, action)[1].reward), np.asarray(jax.tree.leaves(timestep.observation)[0])]
-
-    expected = games(jax.jit(env.reset), jax.jit(env.step))
-    with jax.disable_jit():
-        actual = games(env.reset, env.step)
-    for one, other in zip(actual, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)

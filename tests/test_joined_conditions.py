@@ -79,13 +79,6 @@ TEAM = {"memory": "gru", "message_passing": "attention", "hidden_size": 8, "memo
 
 
 @pytest.mark.slow
-def test_one_program_plays_numbers_of_two(programs: list[Any]) -> None:
-    together = check_same(make_policies("ppo", {"hidden_size": 8}, num_agents=3), MIXED[:2], ["learned"])
-    assert len(programs) == 2 * (1 + 2)
-    assert {"uavs", "delivered"} <= set(together[1].ends)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algo", "settings"),
     [

@@ -192,12 +192,9 @@ def test_runs_of_other_games_do_not_meet(two, changes, words):
         league.league([two[0], make_eval_policy(3, **changes)])
 
 
-def test_a_run_does_not_meet_itself(two):
+def test_players_of_a_league(two):
     with pytest.raises(league.UsageError, match="runs/ddpg/1 is named twice"):
         league.league([two[0], two[1], two[0]])
-
-
-def test_players_of_a_league(two):
     with pytest.raises(league.UsageError, match="unknown player 'level22': did you mean 'level2'"):
         league.league(two, ["level22"])
     with pytest.raises(league.UsageError, match="cannot play each other with --opponent 2"):

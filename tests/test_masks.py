@@ -1,7 +1,6 @@
 """Closed actions are never played: by any algorithm with discrete actions, its policy, and every export of it."""
 
 import dataclasses
-import types
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.cases import by_day
+from helpers.exported import load_agent
 from helpers.tiny import TinyQ
 
 from envs_jax import Box, Discrete, Environment, EnvSpec, TimeStep, restart, transition
@@ -148,14 +148,6 @@ def test_exported_agents_play_no_closed_action(name: str, tmp_path: Path) -> Non
     check(jax.jit(greedy.function)(LOGITS, MASK), every=False)
 
 
-def load_agent(folder: Path) -> Any:
-    """The module agent.py in a folder."""
-    module = types.ModuleType("exported")
-    module.__file__ = str(folder / "agent.py")
-    exec(compile((folder / "agent.py").read_text(), module.__file__, "exec"), vars(module))
-    return module
-
-
 @pytest.mark.needs("onnx", "onnxruntime")
 def test_onnx_plays_no_closed_action(tmp_path: Path) -> None:
     import onnxruntime
@@ -193,10 +185,8 @@ def test_what_is_no_mask_is_refused(tmp_path: Path) -> None:
 
 def test_a_mask_is_given_where_it_is_needed_and_nowhere_else(tmp_path: Path) -> None:
     observation = np.zeros((AGENTS, ACTIONS), np.float32)
-    policy, free = (
-        make_policy("ddpg", custom=False),
-        dataclasses.replace(make_policy("ddpg", custom=False), env=Closing(masks=False)),
-    )
+    policy = make_policy("ddpg", custom=False)
+    free = dataclasses.replace(policy, env=Closing(masks=False))
     timestep = policy.env.reset(jax.random.key(0))[1]
     for without in (observation, observation[None], dataclasses.replace(timestep, action_mask=None)):
         with pytest.raises(ValueError, match=r"'closing' closes actions.*give action_mask, bool\[.*2, 4\]"):

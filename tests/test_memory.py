@@ -13,27 +13,22 @@ import numpy as np
 import optax
 import pytest
 from helpers.cases import by_day
-from helpers.off_policy import make_trainer, run
+from helpers.off_policy import make_trainer, score_after
 from helpers.recall import Recall
 from helpers.runs import check_resume
-from helpers.tiny import Corridor, PointMass
+from helpers.tiny import Corridor
 
 from envs_jax import Box, Discrete, EnvSpec, TimeStep
 from envs_jax.progress import start
-from envs_jax.testing import check_env
-from jaxrl import train as train_in_python
 from jaxrl.algos.base import AlgoState, Custom, Trajectory
 from jaxrl.algos.coma import Coma
 from jaxrl.algos.coma_original import ComaOriginal
 from jaxrl.algos.ppo import Ppo
 from jaxrl.cli import train
-from jaxrl.common.errors import UsageError
-from jaxrl.nn import distributions
 from jaxrl.nn.networks import MLP
 from jaxrl.nn.recurrent import Recurrent, zero_carry
-from jaxrl.rl.data_parallel import DataParallel, make_mesh
+from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.runtime.policy import Policy
-from jaxrl.runtime.rollouts import Evaluator, learned_policy
 
 T, B, A, OBS, ACTIONS = 5, 4, 2, 3, 4
 SPEC = EnvSpec("synthetic", A, Box((OBS,)), Discrete(ACTIONS), horizon=T)
@@ -177,77 +172,7 @@ def assert_finite_differences(function: Any, params: Any, gradient: Any, entries
             np.testing.assert_allclose(np.asarray(slopes).flat[index], expected, rtol=1e-3, atol=1e-5 * scale)
 
 
-# ---------------------------------------------------------------- acting and learning see the same
-
-
-def collect(trainer: Any, iterations: int) -> tuple[Any, Trajectory, TimeStep]:
-    """The state after so many iterations, and the rollout that follows."""
-    state, _ = run(trainer, iterations)
-    phase = trainer.algo.phases[0]
-    trajectory, last, _, _ = jax.jit(lambda state, key: trainer.rollout(state, phase, key))(state, jax.random.key(5))
-    return state, trajectory, last
-
-
-@pytest.mark.parametrize(
-    ("env", "settings"),
-    [
-        (Corridor(num_agents=2, length=3, horizon=7), {"memory": "gru", "critic": "local"}),
-        pytest.param(
-            PointMass(num_agents=2),
-            {"memory": "lstm", "memory_layers": 2, "normalize_observation": "always", "rollout_steps": 7},
-            marks=pytest.mark.slow,
-        ),
-    ],
-    ids=["gru", "lstm"],
-)
-def test_learning_reproduces_the_log_probabilities_of_acting(env: Any, settings: Any) -> None:
-    """Over segments that begin in the middle of episodes, with ends of episodes in them."""
-    trainer = make_trainer(Ppo, env, 8, **(SMALL | {"rollout_steps": 9, "num_minibatches": 2} | settings))
-    algo = trainer.algo
-    state, trajectory, last = collect(trainer, 3)
-    assert trajectory.timestep.first[1:].any() and not trajectory.timestep.first[0].all()
-    assert {leaf.shape for leaf in jax.tree.leaves(trajectory.carry)} == {(1, 8, 2, 3)}
-
-    def compute(carry: Any) -> Any:
-        params = state.algo.replicated
-        moved = dataclasses.replace(trajectory, carry=carry)
-        data = algo.prepare(state.algo, moved, last, jax.random.key(0), state.progress).data
-        rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), data)
-        outputs = algo.actor_outputs(params.actor.params, params, rows)
-        return algo.log_prob(outputs, rows)[0].ravel(), rows["log_prob"].ravel()
-
-    actual, acted = jax.jit(compute)(trajectory.carry)
-    assert actual.shape == (8 * algo.steps * 2,)
-    np.testing.assert_allclose(actual, acted, rtol=0, atol=2e-6)
-    forgotten, _ = jax.jit(compute)(jax.tree.map(jnp.zeros_like, trajectory.carry))
-    assert np.abs(forgotten - acted).max() > 1e-4  # the carry at the start matters
-
-
-@pytest.mark.parametrize("kind", by_day(KINDS, ["gru"]))
-def test_learning_of_coma_reproduces_the_log_probabilities_of_acting(kind: str) -> None:
-    """Over rollouts in which some episodes end early and others begin."""
-    trainer = make_trainer(Coma, Corridor(num_agents=2, length=3, horizon=9), 8, **(COMA | {"memory": kind}))
-    algo = trainer.algo
-    state, trajectory, last = collect(trainer, 3)
-    assert trajectory.timestep.first[1:].any() and trajectory.timestep.first[0].all()
-
-    def compute(first: Any) -> Any:
-        params, key = state.algo.replicated, jax.random.key(0)
-        moved = dataclasses.replace(trajectory, timestep=dataclasses.replace(trajectory.timestep, first=first))
-        data = algo.prepare(state.algo, moved, last, key, state.progress).data
-        rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), data)
-        logits = algo.logits(params.actor.params, rows)
-        probs = distributions.apply_action_mask(
-            distributions.epsilon_mix(logits, algo.epsilon(state.progress)), rows["mask"]
-        )
-        chosen = distributions.select_action_value(probs, rows["action"])
-        return jnp.log(chosen).ravel(), rows["log_prob"].ravel()
-
-    actual, acted = jax.jit(compute)(trajectory.timestep.first)
-    assert actual.shape == (8 * 9 * 2,)
-    np.testing.assert_allclose(actual, acted, rtol=0, atol=2e-6)
-    without_resets, _ = jax.jit(compute)(jnp.zeros_like(trajectory.timestep.first))
-    assert np.abs(without_resets - acted).max() > 1e-4
+# ---------------------------------------------------------------- rollouts; see also test_team_networks
 
 
 def make_batch(seed: int, steps: int = T, with_carry: Any = ()) -> tuple[Trajectory, TimeStep]:
@@ -382,57 +307,43 @@ class Plain(nn.Module):
         return nn.Dense(self.outputs, name="out")((1 - jax.nn.sigmoid(update + update_bias)) * candidate)
 
 
-@pytest.mark.parametrize("algorithm", [Ppo, Coma])
-def test_segments_of_one_step_that_begin_episodes_are_learning_without_a_memory(algorithm: Any) -> None:
-    settings = SMALL | {"rollout_steps": 1, "num_epochs": 3, "actor_lr": 0.01}
-    parts: tuple[str, ...] = ("actor", "critic")  # with a memory
-    if algorithm is Coma:
-        settings, parts = COMA | {"minibatch_size": 8}, ("actor",)
+def test_coma_of_one_step_that_begins_episodes_is_learning_without_a_memory() -> None:
     spec = dataclasses.replace(SPEC, horizon=1)
-    recurrent = algorithm(spec, DataParallel(B, 2), memory="gru", **settings)
-    plain = algorithm(spec, DataParallel(B, 2), Custom(dict.fromkeys(parts, Plain)), **settings)
+    settings = COMA | {"minibatch_size": 8}
+    recurrent = Coma(spec, DataParallel(B, 2), memory="gru", **settings)
+    plain = Coma(spec, DataParallel(B, 2), Custom({"actor": Plain}), **settings)
     trajectory, last = make_batch(4, 1, zero_carry("gru", 3, 1, (1, B, A)))
     begins = np.ones((1, B), bool)
     timestep = dataclasses.replace(trajectory.timestep, first=begins, terminated=~begins, truncated=~begins)
     trajectory, last = dataclasses.replace(trajectory, timestep=timestep), dataclasses.replace(last, first=begins[0])
     params = init_params(recurrent)
 
-    def rename(params: Any) -> Any:
-        tree = params["params"]
+    def rename(learner: Any) -> Any:
+        tree = learner.params["params"]
         encoder, head = tree["encoder"]["head"], tree["head"]["head"]
-        layers = {"fc1": (encoder, "fc1"), "out": (head, "out")}
-        renamed = {
-            name: {kind: layer[f"{prefix}_{kind}"] for kind in ("kernel", "bias")}
-            for name, (layer, prefix) in layers.items()
+        layers = {
+            "fc1": {kind: encoder[f"fc1_{kind}"] for kind in ("kernel", "bias")},
+            "out": {kind: head[f"out_{kind}"] for kind in ("kernel", "bias")},
         }
         names = ("input_kernel", "input_bias", "state_bias")
-        return {"params": renamed | {name: tree[f"memory1_{name}"] for name in names}}
+        return {"params": layers | {name: tree[f"memory1_{name}"] for name in names}}
 
-    def learn(algo: Any, params: Any, sharded: Any) -> Any:
-        return jax.jit(
-            lambda params: algo.learn(
-                AlgoState(params, sharded), trajectory, last, jax.random.key(2), start(), algo.phases[0]
-            )
-        )(params)
+    def learn(algo: Any, params: Any) -> Any:
+        state, arguments = AlgoState(params, ()), (trajectory, last, jax.random.key(2), start())
+        return jax.jit(functools.partial(algo.learn, phase=algo.phases[0]))(state, *arguments)
 
-    sharded = recurrent.init(jax.random.key(0), None).sharded
-    state, metrics = learn(recurrent, params, sharded)
-    same = dataclasses.replace(
-        params, **{part: plain.learner(part, rename(getattr(params, part).params)) for part in parts}
-    )
-    plain_state, plain_metrics = learn(plain, same, ())
+    state, metrics = learn(recurrent, params)
+    same = dataclasses.replace(params, actor=plain.learner("actor", rename(params.actor)))
+    plain_state, plain_metrics = learn(plain, same)
     assert metrics["actor_loss"].shape == (3,) and set(metrics) == set(plain_metrics)
     for name in metrics:
         if "norm" not in name:  # the kernel of states has a gradient, of zeros, only here
             np.testing.assert_allclose(metrics[name], plain_metrics[name], rtol=2e-4, atol=1e-5)
-    for part in parts:
-        before, after = getattr(params, part).params, getattr(state.replicated, part).params
-        moved = jax.tree.map(lambda x, y: y - x, rename(before), rename(after))
-        expected = jax.tree.map(
-            lambda x, y: y - x, rename(before), jax.device_get(getattr(plain_state.replicated, part).params)
-        )
-        assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(moved)) > 1e-3
-        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=2e-6), moved, expected)
+    before, after = rename(params.actor), rename(state.replicated.actor)
+    moved = jax.tree.map(lambda x, y: y - x, before, after)
+    expected = jax.tree.map(lambda x, y: y - x, before, jax.device_get(plain_state.replicated.actor.params))
+    assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(moved)) > 1e-3
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=2e-6), moved, expected)
 
 
 # ---------------------------------------------------------------- learning
@@ -454,26 +365,7 @@ LEARN_COMA: dict[str, Any] = COMA | {
 def recall_score(algorithm: Any, memory: str, seed: int, iterations: int) -> float:
     """The share of right answers in held-out episodes after training."""
     trainer = make_trainer(algorithm, Recall(), 32, memory=memory, **(LEARN_COMA if algorithm is Coma else LEARN))
-    state = trainer.init(jax.random.key(seed))
-    state, _ = trainer.make_block(trainer.algo.phases[0])(state, jnp.int32(iterations))
-    evaluator = Evaluator(
-        trainer.env, learned_policy(trainer.algo), 256, make_mesh(1), init_carry=trainer.algo.init_carry
-    )
-    results = evaluator.jit_final_values()(trainer.policies(state), jax.random.key(9), ())
-    return float(np.mean(results["recalled"]))
-
-
-def test_the_task_pays_only_the_cue_of_the_first_step() -> None:
-    env = Recall(delay=3)
-    check_env(env, random=False)
-    state, timestep = env.reset(jax.random.key(3))
-    cue = np.asarray(state.cue)
-    np.testing.assert_array_equal(timestep.observation, np.eye(5)[cue])
-    for t in range(4):
-        state, timestep = env.step(state, jnp.asarray(cue), None)
-        np.testing.assert_array_equal(timestep.reward, [1.0, 1.0] if t == 3 else [0.0, 0.0])
-        np.testing.assert_array_equal(timestep.observation, [np.eye(5)[4] * (t == 2)] * 2)
-        assert bool(timestep.terminated) == (t == 3)
+    return score_after(trainer, seed, iterations, "recalled")
 
 
 @pytest.mark.slow
@@ -529,36 +421,28 @@ def test_a_policy_remembers_by_its_carry(kind: Any) -> None:
     assert (forgetful != logits.argmax(-1)).any()
 
 
-def test_impossible_settings_end_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for settings, custom, sentence in (
-        ({"memory": "grue"}, Custom(), "memory is 'grue': did you mean 'gru'"),
-        ({"memory": "rnn"}, Custom(), "memory is 'rnn': choose from: gru, lstm, none"),
+@pytest.mark.parametrize(
+    ("algorithm", "settings", "custom", "sentence"),
+    [
         (
-            {"num_minibatches": 3},
+            Ppo,
+            SMALL | {"num_minibatches": 3},
             Custom(),
-            "num_minibatches 3 does not divide the 4 environments of a logical shard.*use 2",
+            "num_minibatches 3 does not divide the 4 environments .* use 2",
         ),
-        ({"num_minibatches": 16}, Custom(), "num_minibatches 16 does not divide the 4 environments .* use 4"),
-        (
-            {},
-            Custom({"actor": Plain}),
-            "your own network 'actor' cannot be combined with memory: use --memory none, or",
-        ),
-    ):
-        with pytest.raises(ValueError, match=sentence):
-            Ppo(SPEC, DataParallel(B), custom, **(SMALL | {"memory": "gru"} | settings))
-    for algo in ("sac", "ddpg"):
-        assert train.main(["--algo", algo, "--memory", "gru", "--runs", str(tmp_path)]) == 2
-        sentence = f"'--memory' is a setting of coma and ppo, not of '{algo}': leave it out"
-        assert sentence in capsys.readouterr().err
-        with pytest.raises(UsageError, match=f"'memory' is a setting of .*ppo, not of '{algo}': leave it out"):
-            train_in_python(algo, memory="gru", runs=tmp_path)
-    with pytest.raises(ValueError, match=r"minibatch_size 9 is less than the 10 transitions .* use 10 or more"):
-        Coma(SPEC, DataParallel(B), memory="gru", **(COMA | {"minibatch_size": 9}))
-    with pytest.raises(ValueError, match="your own network 'actor' cannot be combined with memory"):
-        Coma(SPEC, DataParallel(B), Custom({"actor": Plain}), **(COMA | {"memory": "gru"}))
-    with pytest.raises(ValueError, match="memory does not apply to coma_original"):
-        ComaOriginal(dataclasses.replace(SPEC, fixed_horizon=True), DataParallel(B), memory="gru")
+        (Ppo, SMALL, Custom({"actor": Plain}), "your own network 'actor' cannot be combined with memory: use --memory"),
+        (Coma, COMA, Custom({"actor": Plain}), "your own network 'actor' cannot be combined with memory"),
+        (Coma, COMA | {"minibatch_size": 9}, Custom(), "minibatch_size 9 is less than the 10 transitions .* use 10 or"),
+        (ComaOriginal, {}, Custom(), "memory does not apply to coma_original"),
+    ],
+)
+def test_impossible_settings_end_in_a_sentence(algorithm: Any, settings: Any, custom: Custom, sentence: str) -> None:
+    spec = dataclasses.replace(SPEC, fixed_horizon=algorithm is ComaOriginal)
+    with pytest.raises(ValueError, match=sentence):
+        algorithm(spec, DataParallel(B), custom, memory="gru", **settings)
+
+
+def test_opponents_have_no_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = "--algo ppo --env snakes_1v1 --opponent self --memory gru --total_env_steps 99 --runs"
     assert train.main([*command.split(), str(tmp_path)]) == 2
     assert "needs a policy without memory between steps" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """Any number of environments gets the updates, evaluations and snapshots that a preset has per environment step."""
 
+import functools
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ PUBLISHED = {
 }  # fmt: skip
 
 
+@functools.cache
 def algo_of(*argv: str) -> tuple[Any, config.Config]:
     """The algorithm of a command, without compiling anything."""
     settings = parse([*argv, "--devices", "1"]).config

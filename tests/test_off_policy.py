@@ -1,30 +1,24 @@
-"""What all algorithms with a replay do alike: train, store, bootstrap, resume exactly; see also test_devices.
+"""What all algorithms with a replay do alike: train, store, bootstrap; see also test_same_results.
 
 A new algorithm gets all of it by a row in `helpers.off_policy.CASES`.
 """
 
 import dataclasses
-import json
-from pathlib import Path
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.cases import by_day
-from helpers.off_policy import CASES, SAC, VARIANTS, digest, make_trainer, run, trainer_of
-from helpers.tiny import Corridor, CorridorState, PointMass, PointState
+from helpers.off_policy import CASES, SMALL, VARIANTS, digest, make_trainer, run, trainer_of
+from helpers.tiny import Corridor, PointMass, Treadmill
 
-import jaxrl.cli.train
-from envs_jax import TimeStep
 from envs_jax.progress import total
 from jaxrl.algos.base import Phase
 from jaxrl.algos.ddpg import Ddpg
 from jaxrl.algos.sac import Sac
 from jaxrl.rl.replay import CONTINUES, TERMINATED, TRUNCATED
-from jaxrl.runtime.checkpoint import Checkpoints
 
 TRAINED = ("ddpg expected",)  # in every run; the others at night
 
@@ -80,36 +74,11 @@ def test_the_replay_holds_what_was_played(case: str) -> None:
         assert TERMINATED in ends and buffer.observation["observation"].dtype == np.float16
 
 
-@dataclasses.dataclass(frozen=True)
-class Treadmill(Corridor):
-    """Never ends by itself; every step is worth 1."""
-
-    def _timestep(self, state: CorridorState, reward: Any, first: bool) -> TimeStep:
-        timestep = super()._timestep(state, 0.0 if first else 1.0, first)
-        return dataclasses.replace(timestep, terminated=jnp.bool_(False), truncated=state.t >= self.horizon)
-
-
-@dataclasses.dataclass(frozen=True)
-class Paid(PointMass):
-    """Every step is worth 1, wherever the point is."""
-
-    def _timestep(self, state: PointState, first: bool) -> TimeStep:
-        timestep = super()._timestep(state, first)
-        return dataclasses.replace(timestep, reward=jnp.full(self.num_agents, 0.0 if first else 1.0))
-
-
-CUTS = [("ddpg", 1), ("ddpg", 3), ("sac", 1), ("sac", 3)]
-
-
-@pytest.mark.parametrize(("case", "n_step"), by_day(CUTS, [("ddpg", 3)]))
-def test_a_cut_episode_is_bootstrapped(case: str, n_step: int) -> None:
+@pytest.mark.parametrize("n_step", by_day([1, 3], [3]))
+def test_a_cut_episode_is_bootstrapped(n_step: int) -> None:
     """Worth 1 / (1 - 0.8) = 5; if the cut after four steps were an end, at most 2.95."""
-    if case == "ddpg":
-        settings = VARIANTS["expected"] | {"n_step": n_step, "num_critics": 1, "gamma": 0.8, "critic_lr": 1e-2}
-        trainer = make_trainer(Ddpg, Treadmill(length=2, horizon=4), 8, update_interval=4, **settings)
-    else:
-        settings = SAC | {"n_step": n_step, "critic_lr": 1e-2, "initial_alpha": 1e-6, "alpha_lr": 0.0}
-        trainer = make_trainer(Sac, Paid(horizon=4), 8, update_interval=4, **settings)
+    settings = VARIANTS["expected"] | {"n_step": n_step, "num_critics": 1, "gamma": 0.8, "critic_lr": 1e-2}
+    trainer = make_trainer(Ddpg, Treadmill(length=2, horizon=4), 8, update_interval=4, **settings)
     _, metrics = run(trainer, 200)
     assert np.asarray(metrics.learning["target_mean"])[190:200].mean() == pytest.approx(5.0, abs=0.1)
 
@@ -127,13 +96,14 @@ def test_updates_for_random_steps_heed_the_period_of_the_targets(tau: float) -> 
     """Issue 54: of eight updates for random steps and four of training, every third moves the targets."""
     settings = VARIANTS["expected"] | {"random_steps": 64, "update_interval": 1, "tau": tau, "target_update_period": 3}
     trainer = make_trainer(Counted, Corridor(), 8, **settings)
-    state, indices = trainer.init(jax.random.key(0)), []
-    random, *learning = trainer.algo.phases
-    state, _ = trainer.make_block(random)(state, jnp.int32(random.iterations))
-    for phase in learning:
+    block, state, indices = trainer.make_block(None), trainer.init(jax.random.key(0)), []
+    for number, phase in enumerate(trainer.algo.phases):
+        state = dataclasses.replace(state, phase=jnp.int32(number))
         for _ in range(phase.iterations or 4):
             before = jax.tree.map(np.asarray, state.algo.replicated)
-            state, metrics = trainer.make_block(phase)(state, jnp.int32(1))
+            state, metrics = block(state, jnp.int32(1))
+            if not phase.updates:
+                continue
             after = jax.tree.map(np.asarray, state.algo.replicated)
             indices.append(int(metrics.learning["index"][0, 0]))
             for part in ("actor", "critic"):
@@ -145,62 +115,7 @@ def test_updates_for_random_steps_heed_the_period_of_the_targets(tau: float) -> 
     assert indices == list(range(1, 13))
 
 
-def test_resuming_is_exact_in_every_phase(tmp_path: Path) -> None:
-    """Random steps, a burst of updates, training: each is left half-way, and gone on with from the disk."""
-    trainer = trainer_of("sac")
-    uninterrupted, resumed = trainer.init(jax.random.key(0)), None
-    with Checkpoints(tmp_path) as checkpoints:
-        for count, phase in enumerate(trainer.algo.phases, 1):
-            block = trainer.make_block(phase)
-            uninterrupted, _ = block(uninterrupted, jnp.int32(2))
-            if resumed is not None:
-                resumed, _ = block(resumed, jnp.int32(2))
-                assert digest(uninterrupted) == digest(resumed), phase.name
-            checkpoints.save(count, uninterrupted, {})
-            checkpoints.wait()
-            _, resumed, _ = checkpoints.restore(trainer.shapes())
-            uninterrupted, resumed = (block(state, jnp.int32(2))[0] for state in (uninterrupted, resumed))
-            assert digest(uninterrupted) == digest(resumed), phase.name
-
-
-@pytest.mark.parametrize(
-    ("case", "devices", "seeds"),
-    [
-        ("sac", 1, 1),
-        pytest.param("ddpg expected", 1, 1, marks=pytest.mark.slow),
-        pytest.param("sac", 2, 1, marks=pytest.mark.slow),
-        pytest.param("sac", 1, 2, marks=pytest.mark.slow),
-    ],
-)
-def test_one_program_runs_all_phases(case: str, devices: int, seeds: int) -> None:
-    """As the programs of the phases do, one after another."""
-    trainer = dataclasses.replace(trainer_of(case, devices, target_update_period=2), seeds=seeds)
-    shape = (seeds,) if seeds > 1 else ()
-    states, metrics = [], []
-    for joint in (False, True):
-        state = trainer.init(trainer.keys(0))
-        for index, phase in enumerate(trainer.algo.phases):
-            block = trainer.make_block(None if joint else phase)
-            state = dataclasses.replace(
-                state, phase=jnp.full(shape, index, jnp.int32), iteration=jnp.zeros(shape, jnp.uint32)
-            )
-            state, rows = block(state, jnp.int32(phase.iterations or 3))
-            if joint and not phase.updates:
-                assert not np.any(rows.learning["critic_loss"])
-            if joint and not phase.steps:
-                assert not np.any(rows.episodes["length"])
-        states.append(as_numbers(state))
-        metrics.append(rows)
-    chex.assert_trees_all_close(*states, rtol=1e-5, atol=1e-6)
-    chex.assert_trees_all_close(*metrics, rtol=1e-5, atol=1e-6)
-
-
-def as_numbers(state: Any) -> Any:
-    """The state with keys as numbers."""
-    return jax.tree.map(lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x, state)
-
-
-@pytest.mark.parametrize("case", ["ddpg expected", "sac"])
+@pytest.mark.parametrize("case", by_day(["ddpg expected", "sac"], TRAINED))
 def test_learning_rates_fall_to_their_final_share(case: str) -> None:
     """To none at the run's total, 4,000 environment steps: behind it networks stay, and moved before it."""
     trainer = trainer_of(case)
@@ -224,10 +139,7 @@ class Patient(Sac):
         return (Phase("fill", 20, 0, iterations=1), Phase("train", self.steps_per_call, self.updates))
 
 
-def test_phases_of_a_subclass_keep_their_steps(tmp_path: Path) -> None:
-    """Its phases are not parts of one another: each needs its own program."""
-    flags = "--algo test_off_policy:Patient --env helpers.tiny:PointMass --num_envs 8 --devices 1 --hidden_size 8"
-    flags += f" --batch_size 16 --buffer_size 400 --total_env_steps 160 --runs {tmp_path}"
-    assert jaxrl.cli.train.main(flags.split()) == 0
-    row = json.loads(next(tmp_path.glob("*/*/metrics.jsonl")).read_text().splitlines()[0])
-    assert row["env_steps"] == 160 and row["episodes"] == 16, row
+def test_a_subclass_with_other_phases_has_a_program_for_each() -> None:
+    """They are not parts of one another, as those of its base are."""
+    for algo, env, expected in ((Sac, PointMass(), True), (Patient, PointMass(), False), (Counted, Corridor(), True)):
+        assert make_trainer(algo, env, 8, **SMALL).algo.one_program == expected

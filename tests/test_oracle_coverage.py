@@ -31,8 +31,9 @@ def recorded_settings(record: golden.CoverageRecord) -> Settings:
     )
 
 
-def make_mission(record: golden.CoverageRecord) -> Mission:
-    return Mission(
+def replay(record: golden.CoverageRecord) -> Iterator[Mission]:
+    """The mission at t = 0 .. T, with the recorded actions."""
+    mission = Mission(
         recorded_settings(record),
         truth=record.truth,
         start=record["positions"][0],
@@ -40,14 +41,12 @@ def make_mission(record: golden.CoverageRecord) -> Mission:
         comm=record["comm"],
         keep_measured=True,
     )
-
-
-def replay(record: golden.CoverageRecord) -> Iterator[Mission]:
-    """The mission at t = 0 .. T, with the recorded actions."""
-    mission = make_mission(record)
     yield mission
-    for actions in record["action"]:
-        mission.step(actions)
+    for t, actions in enumerate(record["action"]):
+        reward, done = mission.step(actions)
+        assert done == (t + 1 == record.steps)
+        if "reward" in record and not done:
+            assert reward == pytest.approx(record["reward"][t + 1], abs=REWARD)  # aligned: one step earlier
         yield mission
 
 
@@ -55,40 +54,20 @@ def replay(record: golden.CoverageRecord) -> Iterator[Mission]:
 
 
 @pytest.mark.parametrize("name", MISSIONS)
-def test_replay_reproduces_beliefs(name: str) -> None:
+def test_missions_are_as_recorded(name: str) -> None:
     record = golden.coverage_mission(name)
-
-    def check(kind: str, t: int, belief: np.ndarray) -> None:
-        flat = belief.reshape(*belief.shape[:-2], -1)
-        if name in golden.COVERAGE_FULL_MISSIONS:
-            np.testing.assert_allclose(belief, record[f"belief_{kind}"][t], atol=BELIEF, rtol=0)
-        else:
-            expected = record[f"belief_{kind}_probe"][t]
-            np.testing.assert_allclose(flat[..., record["probe_cells"]], expected, atol=BELIEF, rtol=0)
-        sums = np.stack([flat.sum(-1), (flat**2).sum(-1), oracle.entropy(flat).sum(-1)], -1)
-        np.testing.assert_allclose(sums, record[f"belief_{kind}_stats"][t], rtol=1e-6)
-
+    one_cell = 1.0 / record.truth.sum()
     for t, mission in enumerate(replay(record)):
         np.testing.assert_array_equal(mission.positions, record["positions"][t])
-        assert mission.measured_beliefs is not None
-        check("measured", t, mission.measured_beliefs)
-        check("global", t, mission.global_belief)
-        if t < record.steps:
-            check("fused", t, mission.local_beliefs)
-    if name not in golden.COVERAGE_FULL_MISSIONS:
-        np.testing.assert_allclose(mission.global_belief, record["belief_global_final"], atol=BELIEF, rtol=0)
-
-
-@pytest.mark.parametrize("name", MISSIONS)
-def test_replay_reproduces_observations_masks_rewards_and_metrics(name: str) -> None:
-    record = golden.coverage_mission(name)
-    mission = make_mission(record)
-    one_cell = 1.0 / record.truth.sum()
-    for t, actions in enumerate(record["action"]):
+        check_beliefs(mission, record, t)
         check_metrics(mission, record, t + 1, one_cell)
+        if mission.done:
+            assert record["done"][t - 1]
+            break
         check_utilities(mission, record, t)
         for position, expected in zip(mission.positions, record["mask_boundary"][t], strict=True):
             np.testing.assert_array_equal(oracle.boundary_mask(position), expected)
+        actions = record["action"][t]
         _, masks = mission.act(lambda agent, mask, actions=actions: actions[agent])
         np.testing.assert_array_equal(masks, record["mask"][t])
         obs = mission.observe()
@@ -96,11 +75,24 @@ def test_replay_reproduces_observations_masks_rewards_and_metrics(name: str) -> 
         state = mission.critic_state(actions, obs)
         np.testing.assert_array_equal(state[..., :7], obs)
         np.testing.assert_allclose(state[..., 7:], record["state_extra"][t], atol=OBSERVATION, rtol=0)
-        reward, done = mission.step(actions)
-        assert done == record["done"][t]
-        if not done:
-            assert reward == pytest.approx(record["reward"][t + 1], abs=REWARD)  # aligned: one step earlier
-    check_metrics(mission, record, record.steps + 1, one_cell)
+
+
+def check_beliefs(mission: Mission, record: golden.CoverageRecord, t: int) -> None:
+    assert mission.measured_beliefs is not None
+    kinds = {"measured": mission.measured_beliefs, "global": mission.global_belief}
+    if not mission.done:
+        kinds["fused"] = mission.local_beliefs
+    for kind, belief in kinds.items():
+        flat = belief.reshape(*belief.shape[:-2], -1)
+        if record.name in golden.COVERAGE_FULL_MISSIONS:
+            np.testing.assert_allclose(belief, record[f"belief_{kind}"][t], atol=BELIEF, rtol=0)
+        else:
+            expected = record[f"belief_{kind}_probe"][t]
+            np.testing.assert_allclose(flat[..., record["probe_cells"]], expected, atol=BELIEF, rtol=0)
+        sums = np.stack([flat.sum(-1), (flat**2).sum(-1), oracle.entropy(flat).sum(-1)], -1)
+        np.testing.assert_allclose(sums, record[f"belief_{kind}_stats"][t], rtol=1e-6)
+    if mission.done and record.name not in golden.COVERAGE_FULL_MISSIONS:
+        np.testing.assert_allclose(mission.global_belief, record["belief_global_final"], atol=BELIEF, rtol=0)
 
 
 def check_metrics(mission: Mission, record: golden.CoverageRecord, index: int, one_cell: float) -> None:

@@ -1,7 +1,6 @@
 """The oracle of the snakes game against the recorded transitions, and a few of its rules by hand."""
 
 import functools
-from collections import deque
 from dataclasses import replace
 from typing import Any
 
@@ -183,35 +182,6 @@ def test_respawns_by_hand(free: list[Cell] | None, blocked: list[Cell], body: li
     assert oracle.respawn(occupied, BOARD) == (body, direction)
 
 
-def search(occupied: set[Cell], settings: Settings) -> tuple[list[Cell], int] | None:
-    """The search as the specification tells it: the first three cells of a breadth-first walk.
-
-    The first two change places if the last two share neither row nor column. The direction compares plain coordinates.
-    """
-    marked = set(occupied)
-    for start in settings.cells():
-        if start in occupied:
-            continue
-        queue, cells = deque([start]), list[Cell]()
-        while queue and len(cells) < 3:
-            cell = queue.popleft()
-            if cell not in cells:
-                cells.append(cell)
-            for d in (RIGHT, DOWN, UP, LEFT):
-                nearby = settings.neighbour(cell, d)
-                if nearby not in marked:
-                    marked.add(nearby)
-                    queue.append(nearby)
-        if len(cells) == 3:
-            first, second, third = cells
-            if second[0] != third[0] and second[1] != third[1]:
-                first, second = second, first
-            if first[0] == second[0]:
-                return [first, second, third], LEFT if first[1] < second[1] else RIGHT
-            return [first, second, third], UP if first[0] < second[0] else DOWN
-    return None
-
-
 # ---------------------------------------------------------------- observations and rewards
 
 
@@ -247,6 +217,3 @@ def test_stale_players_see_snakes_where_they_first_died() -> None:
     assert choose(bean, game.settings, [0], 2, ghosts=game.ghosts) == [LEFT]  # beans hide ghosts
     game.step([RIGHT, UP, DOWN])
     assert game.hit[0] and game.ghosts == {0: [(5, 6), (5, 5), (5, 4)]}  # of the first death
-
-
-# (level of each team; mean score of each on the original engine and its standard error), section 12 of the rules

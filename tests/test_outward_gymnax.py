@@ -60,26 +60,24 @@ def test_gymnax_style_equals_the_environment_stepped_by_hand(name: str) -> None:
 
 
 def test_gymnax_style_names_and_spaces() -> None:
-    env = GymnaxStyleEnv(envs_jax.make("snakes_1v1", observation="obs26", **SNAKES))
+    env = GymnaxStyleEnv(envs_jax.make("snakes_1v1", observation="obs26", **SNAKES), split_done=True)
     params = env.default_params
     assert env.name == "snakes_1v1" and env.num_actions == 4 and jnp.array_equal(params, env.env.context(start()))
     action, observation = env.action_space(params), env.observation_space(params)
     assert (action.n, action.shape) == (4, ()) and observation.dtype == jnp.int8
     keys = jax.random.split(jax.random.key(0), 200)
-    assert set(np.asarray(jax.vmap(action.sample)(keys)).tolist()) == {0, 1, 2, 3}
-    sampled = jax.vmap(observation.sample)(keys)
-    assert jax.vmap(observation.contains)(sampled).all() and set(np.unique(sampled).tolist()) == {0, 1, 2, 3}
+    assert set(np.asarray(jax.jit(jax.vmap(action.sample))(keys)).tolist()) == {0, 1, 2, 3}
+    sampled = jax.jit(jax.vmap(observation.sample))(keys)
+    assert jax.jit(jax.vmap(observation.contains))(sampled).all() and set(np.unique(sampled).tolist()) == {0, 1, 2, 3}
     assert not action.contains(4) and not action.contains(-1) and not observation.contains(jnp.int8(4))
+    first, state = jax.eval_shape(env.reset, keys[0], params)
+    observed, after, reward, terminated, truncated, _ = jax.eval_shape(env.step, keys[1], state, 0)
+    assert first.shape == observed.shape == observation.shape and first.dtype == observed.dtype == observation.dtype
+    assert reward.shape == terminated.shape == truncated.shape == () and after == state
     reach = GymnaxStyleEnv(envs_jax.make("reach"))
     assert reach.num_actions == 4 and reach.action_space().contains(reach.action_space().sample(keys[0]))
-    unbounded = jax.jit(reach.observation_space().sample)(keys[0])
+    unbounded = reach.observation_space().sample(keys[0])
     assert unbounded.shape == (39,) and jnp.isfinite(unbounded).all()
-    first, state = jax.jit(env.reset)(keys[0], params)
-    assert observation.contains(first)
-    step = jax.jit(GymnaxStyleEnv(env.env, split_done=True).step)
-    observed, after, reward, terminated, truncated, _ = step(keys[1], state, 0)
-    assert observed.shape == first.shape and not terminated and not truncated and reward.shape == ()
-    assert jax.tree.structure(after) == jax.tree.structure(state)
     with pytest.raises(ValueError, match="'corridor' has 2 agents"):
         GymnaxStyleEnv(Corridor(num_agents=2))
     with pytest.raises(ValueError, match="'pair'"):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.cases import by_day
-from helpers.off_policy import Compiled
+from helpers.off_policy import Compiled, keys_as_numbers
 from helpers.tiny import Corridor
 
 from envs_jax.batch import batched
@@ -60,10 +60,8 @@ def make_pieces(case: str) -> Pieces:
 
 SHARED = "coma on two devices"
 
-MEMORY = "ppo with a memory on two devices"
 
-
-@pytest.mark.parametrize("case", by_day(["coma", "coma with a memory", MEMORY, SHARED, "ppo"], [SHARED]))
+@pytest.mark.parametrize("case", by_day(CASES, [SHARED]))
 def test_pieces_do_what_a_block_does(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_pieces, "PIECE_SECONDS", 1e-9)  # every step on its own
     trainer = make_trainer(case)
@@ -81,12 +79,7 @@ def test_pieces_do_what_a_block_does(case: str, monkeypatch: pytest.MonkeyPatch)
         chex.assert_trees_all_close((metrics.learning, metrics.episodes), first, rtol=2e-5, atol=1e-6)
         assert int(metrics.not_finite) == int(expected.not_finite) == -1 and int(metrics.iterations) == 1
 
-    def keys(tree: Any) -> Any:
-        return jax.tree.map(
-            lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x, tree
-        )
-
-    chex.assert_trees_all_close(keys(other), keys(state), rtol=2e-5, atol=1e-6)
+    chex.assert_trees_all_close(keys_as_numbers(other), keys_as_numbers(state), rtol=2e-5, atol=1e-6)
     rollout = [done for done in reports if done.activity == "rolling out"]
     assert [done.done for done in rollout] == [*range(ENVS // trainer.chunks(), ENVS + 1, ENVS // trainer.chunks())] * 3
     updates = [done for done in reports if done.unit == "minibatches"]
@@ -125,12 +118,8 @@ def test_only_long_iterations_are_run_in_pieces() -> None:
         return in_pieces.needs_pieces(algo, algo.phases[0], backend)
 
     min_envs = in_pieces.MIN_TRANSITIONS // (AGENTS * HORIZON) + 1
-    assert (
-        in_pieces_wanted(min_envs, "cpu")
-        and not in_pieces_wanted(min_envs - 1, "cpu")
-        and not in_pieces_wanted(min_envs, "gpu")
-    )
-    assert in_pieces_wanted(100 * min_envs, "gpu")
+    assert in_pieces_wanted(min_envs, "cpu") and in_pieces_wanted(100 * min_envs, "gpu")
+    assert not in_pieces_wanted(min_envs - 1, "cpu") and not in_pieces_wanted(min_envs, "gpu")
 
 
 class LearnsMore(Coma):

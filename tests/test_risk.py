@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.off_policy import make_trainer
-from helpers.runs import run as run_command
 from helpers.tiny import Corridor
 
 from envs_jax import Box, Discrete, Environment, EnvSpec, TimeStep, pytree, restart, termination
@@ -195,17 +194,6 @@ def test_a_level_of_one_is_the_plain_method() -> None:
     jax.tree.map(np.testing.assert_array_equal, plain, train_for({"risk_level": 1.0, "risk_quantiles": 5}))
     cautious = train_for({"risk_level": 0.5})
     assert any((x != y).any() for x, y in zip(jax.tree.leaves(plain), jax.tree.leaves(cautious), strict=True))
-
-
-@pytest.mark.slow
-def test_risk_goes_with_memory_messages_and_types(tmp_path: Path) -> None:
-    command = (
-        "--algo ppo --env helpers.whisper:Whisper --delay 1 --num_envs 8 --devices 1 --rollout_steps 4 "
-        "--num_minibatches 2 --num_epochs 1 --hidden_size 8 --depth 1 --message_passing attention --memory gru "
-        "--memory_size 4 --share_parameters false --risk_level 0.5 --risk_quantiles 4 --total_env_steps 64 "
-        "--eval_episodes 4"
-    )
-    run_command(command, tmp_path / "run")
 
 
 def test_impossible_levels_end_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.off_policy import CASES, make_trainer, trainer_of
+from helpers.runs import outcome_rows, resume, run
 from helpers.tiny import Corridor
 
 import jaxrl
@@ -23,8 +24,8 @@ from jaxrl.algos.coma import Coma
 from jaxrl.algos.ppo import Ppo
 from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UsageError
-from jaxrl.report.writer import read_metrics
 from jaxrl.runtime.build import build_run
+from jaxrl.runtime.trainer import Trainer
 
 pytestmark = pytest.mark.slow
 
@@ -37,15 +38,7 @@ FLAGS = (
 
 def train_run(flags: str, folder: Path) -> Path:
     """The directory of a run."""
-    assert jaxrl.cli.train.main(f"{FLAGS} {flags} --runs {folder}".split()) == 0
-    return Path((folder / "latest").read_text().strip())
-
-
-def rows(directory: Path) -> list[dict[str, float]]:
-    """Metrics, except times."""
-    return [
-        {name: value for name, value in row.items() if not name.startswith("time/")} for row in read_metrics(directory)
-    ]
+    return run(f"{FLAGS} {flags}", folder)
 
 
 def close(actual: list[dict[str, float]], expected: list[dict[str, float]]) -> None:
@@ -65,7 +58,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_seed_is_the_run_of_that_seed(three: Path, tmp_path: Path) -> None:
     singles = [train_run(f"--seed {seed} --devices 1 --total_env_steps 1280", tmp_path) for seed in (4, 5, 6)]
     for seed, single in zip((4, 5, 6), singles, strict=True):
-        close(rows(three / f"seed_{seed}"), rows(single))
+        close(outcome_rows(three / f"seed_{seed}"), outcome_rows(single))
         last = jaxrl.load(three / f"seed_{seed}", best=False).params, jaxrl.load(single, best=False).params
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), *last)
     first, second = (jaxrl.load(three / f"seed_{seed}", best=False).params for seed in (4, 5))
@@ -74,7 +67,7 @@ def test_every_seed_is_the_run_of_that_seed(three: Path, tmp_path: Path) -> None
 
 
 def test_the_runs_own_metrics_are_means_over_seeds(three: Path) -> None:
-    mean_rows, seeds = rows(three), [rows(three / f"seed_{seed}") for seed in (4, 5, 6)]
+    mean_rows, seeds = outcome_rows(three), [outcome_rows(three / f"seed_{seed}") for seed in (4, 5, 6)]
     for index, row in enumerate(mean_rows):
         each = [seed_rows[index] for seed_rows in seeds]
         for name in row:
@@ -82,14 +75,6 @@ def test_the_runs_own_metrics_are_means_over_seeds(three: Path) -> None:
                 assert row[name] == pytest.approx(np.mean([seed_rows[name] for seed_rows in each]), rel=1e-6)
         if "episodes" in row:
             assert row["episodes"] == sum(seed_rows["episodes"] for seed_rows in each)
-
-
-@pytest.mark.parametrize("devices", [2, 4])
-def test_devices_share_the_seeds(devices: int, tmp_path: Path) -> None:
-    flags = "--num_seeds 4 --total_env_steps 640"
-    one, several = (train_run(f"{flags} --devices {count}", tmp_path) for count in (1, devices))
-    for name in ("", "seed_0", "seed_3"):
-        close(rows(several / name), rows(one / name))
 
 
 def test_devices_that_do_not_divide_the_seeds() -> None:
@@ -100,29 +85,16 @@ def test_devices_that_do_not_divide_the_seeds() -> None:
     assert build_run(parse(f"{FLAGS} --total_env_steps 640 --num_seeds 5 --devices 4".split()).config).mesh.size == 1
 
 
-def test_a_resumed_run_is_exact(tmp_path: Path) -> None:
-    whole = train_run("--num_seeds 2 --devices 1 --total_env_steps 1280", tmp_path)
-    part = train_run("--num_seeds 2 --devices 1 --total_env_steps 960", tmp_path)
-    assert jaxrl.cli.train.main(["--resume", str(part), "--total_env_steps", "1280"]) == 0
-    for name in ("", "seed_0", "seed_1"):
-        assert rows(part / name) == rows(whole / name) and len(rows(whole / name)) > 15
-    for seed in (0, 1):
-        params = (jaxrl.load(run / f"seed_{seed}", best=False).params for run in (part, whole))
-        jax.tree.map(np.testing.assert_array_equal, *params)
-
-
 def test_tables_show_means_over_seeds(three: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [str(three), "--episodes", "16", "--policy", "learned,random", "--last"]
-    assert jaxrl.cli.evaluate.main(arguments) == 0
-    assert "learned policies: over the means of 3 seeds" in capsys.readouterr().out
-    report = json.loads((three / "evaluation.json").read_text()) if (three / "evaluation.json").exists() else None
     file = three / "own.json"
-    assert jaxrl.cli.evaluate.main([*arguments, "--json", str(file)]) == 0
+    arguments = ["--episodes", "16", "--policy", "learned,random", "--last", "--json", str(file)]
+    assert jaxrl.cli.evaluate.main([str(three), *arguments]) == 0
+    assert "learned policies: over the means of 3 seeds" in capsys.readouterr().out
     report = json.loads(file.read_text())
     assert report["seeds"] == 3
     means, lengths = [], []
     for seed in (4, 5, 6):
-        assert jaxrl.cli.evaluate.main([str(three / f"seed_{seed}"), *arguments[1:], "--json", str(file)]) == 0
+        assert jaxrl.cli.evaluate.main([str(three / f"seed_{seed}"), *arguments]) == 0
         single = json.loads(file.read_text())
         assert "seeds" not in single
         means.append(single["policies"]["learned"]["return"]["mean"][-1])
@@ -138,40 +110,31 @@ def test_tables_show_means_over_seeds(three: Path, capsys: pytest.CaptureFixture
     capsys.readouterr()
 
 
+def check_trials(several: Trainer, singles: list[Trainer], seeds: tuple[int, int]) -> None:
+    """Both trials learn in all phases what trainers of one trial do with these seeds."""
+    both = several.init(several.keys(0))
+    alone = [single.init(jax.random.key(seed)) for single, seed in zip(singles, seeds, strict=True)]
+    for phase in several.algo.phases:
+        iterations = jnp.int32(min(phase.iterations or 3, 3))
+        both, metrics = several.make_block(phase)(both, iterations)
+        assert np.all(np.asarray(metrics.not_finite) == -1)
+        for index, single in enumerate(singles):
+            alone[index], expected = single.make_block(phase)(alone[index], iterations)
+            for name, learned in expected.learning.items():
+                actual = np.asarray(metrics.learning[name])[:, index]
+                np.testing.assert_allclose(actual, learned, rtol=2e-3, atol=2e-4, err_msg=name)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_algorithms_learn_in_each_seed_what_they_do_alone(case: str) -> None:
     single = trainer_of(case)
-    several = dataclasses.replace(single, seeds=2)
-    both = several.init(several.keys(0))
-    alone = [single.init(jax.random.key(seed)) for seed in (0, 1)]
-    for phase in single.algo.phases:
-        iterations = jnp.int32(min(phase.iterations or 3, 3))
-        both, metrics = several.make_block(phase)(both, iterations)
-        assert int(metrics.not_finite[0]) == -1
-        for seed in (0, 1):
-            alone[seed], expected = single.make_block(phase)(alone[seed], iterations)
-            for name, values in expected.learning.items():
-                actual = np.asarray(metrics.learning[name])[:, seed]
-                np.testing.assert_allclose(actual, values, rtol=2e-3, atol=2e-4, err_msg=name)
+    check_trials(dataclasses.replace(single, seeds=2), [single, single], (0, 1))
 
 
 def test_a_seed_that_is_not_finite_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = FLAGS.replace("helpers.tiny:TinyQ", "test_session:Study") + " --breaks_at 5 --num_seeds 2 --devices 1"
     assert jaxrl.cli.train.main(f"{flags} --total_env_steps 1280 --runs {tmp_path}".split()) == 1
     assert "loss is not finite at update" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        ("--num_seeds 0", "num_seeds must lie between 1 and 4,096"),
-        ("--num_seeds 2 --seed 4294967295", "exceeds 2^32: lower one of them"),
-        ("--num_seeds 2 --devices 99", "--devices 99, but there are only"),
-    ],
-)
-def test_what_is_refused(flags: str, sentence: str) -> None:
-    with pytest.raises(UsageError, match=sentence.replace("^", r"\^")):
-        build_run(parse(f"{FLAGS} --total_env_steps 640 {flags}".split()).config)
 
 
 def test_seeds_that_a_run_has_not(three: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,10 +150,9 @@ def test_seeds_that_a_run_has_not(three: Path, capsys: pytest.CaptureFixture[str
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two learning rates and two discounts, with two seeds each."""
-    flags = ["--sweep", "lr=0.1,0.3 gamma=0.5,0.9"]
     folder = tmp_path_factory.mktemp("sweep")
-    words = f"{FLAGS} --seed 4 --num_seeds 2 --devices 1 --total_env_steps 1280 --runs {folder}".split()
-    assert jaxrl.cli.train.main([*words, *flags]) == 0
+    words = f"{FLAGS} --seed 4 --num_seeds 2 --devices 1 --total_env_steps 1280 --runs {folder} --sweep".split()
+    assert jaxrl.cli.train.main([*words, "lr=0.1,0.3 gamma=0.5,0.9"]) == 0
     return Path((folder / "latest").read_text().strip())
 
 
@@ -200,7 +162,7 @@ def test_every_trial_is_the_run_with_its_settings(
 ) -> None:
     flags = f"--seed {seed} --devices 1 --total_env_steps 1280 --lr {lr} --gamma {gamma}"
     single, trial = train_run(flags, tmp_path), sweep / f"lr={lr},gamma={gamma}" / f"seed_{seed}"
-    close(rows(trial), rows(single))
+    close(outcome_rows(trial), outcome_rows(single))
     actual, expected = (jaxrl.load(run, best=False) for run in (trial, single))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), actual.params, expected.params)
     assert actual.config.algo_settings == expected.config.algo_settings
@@ -215,7 +177,7 @@ def test_the_table_of_a_sweep(sweep: Path) -> None:
     assert list(trials["combinations"]) == [f"lr={lr},gamma={gamma}" for lr in (0.1, 0.3) for gamma in (0.5, 0.9)]
     for name, curve in trials["combinations"].items():
         scores = [
-            [row["eval/return"] for row in rows(sweep / name / f"seed_{seed}") if "eval/return" in row]
+            [row["eval/return"] for row in outcome_rows(sweep / name / f"seed_{seed}") if "eval/return" in row]
             for seed in (4, 5)
         ]
         assert curve["env_steps"] == [320, 640, 960, 1280]
@@ -229,7 +191,7 @@ def test_the_table_of_a_sweep(sweep: Path) -> None:
     expected = [(lr, gamma, seed) for lr in ("0.1", "0.3") for gamma in ("0.5", "0.9") for seed in ("4", "5")]
     assert [(row["lr"], row["gamma"], row["seed"]) for row in table] == expected
     for row in table:
-        trial = rows(sweep / f"lr={row['lr']},gamma={row['gamma']}" / f"seed_{row['seed']}")
+        trial = outcome_rows(sweep / f"lr={row['lr']},gamma={row['gamma']}" / f"seed_{row['seed']}")
         evaluated = [line for line in trial if "eval/return" in line]
         assert [line["env_steps"] for line in evaluated] == [320, 640, 960, 1280] and row["env_steps"] == "1280"
         assert float(row["return at the end"]) == evaluated[-1]["eval/return"]
@@ -248,11 +210,13 @@ def test_looking_at_a_sweep(sweep: Path, tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_a_resumed_sweep_is_exact(tmp_path: Path) -> None:
-    flags = "--sweep lr=0.1,0.3 --devices 1 --total_env_steps"
+    flags = "--sweep lr=0.1,0.3 --num_seeds 2 --devices 1 --total_env_steps"
     whole, part = train_run(f"{flags} 1280", tmp_path), train_run(f"{flags} 960", tmp_path)
-    assert jaxrl.cli.train.main(["--resume", str(part), "--total_env_steps", "1280"]) == 0
-    for name in ("lr=0.1", "lr=0.3"):
-        assert rows(part / name) == rows(whole / name) and len(rows(whole / name)) > 15
+    resume(part, "--total_env_steps 1280")
+    trials = [f"lr={lr}/seed_{seed}" for lr in (0.1, 0.3) for seed in (0, 1)]
+    for name in ("", "lr=0.1", "lr=0.3", *trials):
+        assert outcome_rows(part / name) == outcome_rows(whole / name) and len(outcome_rows(whole / name)) > 15
+    for name in trials:
         params = (jaxrl.load(run / name, best=False).params for run in (part, whole))
         jax.tree.map(np.testing.assert_array_equal, *params)
     assert (part / "trials.json").read_text() == (whole / "trials.json").read_text()
@@ -282,8 +246,11 @@ def test_from_python_a_sweep_returns_its_best_policy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sweep", "sentence"),
+    ("flags", "sentence"),
     [
+        ("--num_seeds 0", "num_seeds must lie between 1 and 4,096"),
+        ("--num_seeds 2 --seed 4294967295", "exceeds 2^32: lower one of them"),
+        ("--num_seeds 2 --devices 99", "--devices 99, but there are only"),
         ("lr", "'lr' has no values: write it as actor_lr=1e-4,3e-4"),
         ("lr=0.1", "needs several different values of lr, not '0.1'"),
         ("lr=0.1,0.1", "needs several different values of lr"),
@@ -295,9 +262,11 @@ def test_from_python_a_sweep_returns_its_best_policy(tmp_path: Path) -> None:
         ("gamma=" + ",".join(f"{k / 5000}" for k in range(4097)), "more than 4,096 trials"),
     ],
 )
-def test_sweeps_that_are_refused(sweep: str, sentence: str) -> None:
+def test_trials_that_are_refused(flags: str, sentence: str) -> None:
+    """Of flags, and of values of --sweep."""
+    words = flags.split() if flags.startswith("--") else ["--sweep", flags]
     with pytest.raises(UsageError, match=re.escape(sentence)):
-        build_run(parse([*f"{FLAGS} --total_env_steps 640 --sweep".split(), sweep]).config)
+        build_run(parse([*FLAGS.split(), "--total_env_steps", "640", *words]).config)
 
 
 SWEPT = {
@@ -332,20 +301,10 @@ def test_traced_settings_are_those_of_the_field(case: str, vectorized: bool) -> 
         single = make_trainer(Ppo, Corridor(num_agents=2), 8, rollout_steps=10, num_minibatches=2, hidden_size=8)
     else:
         single = trainer_of(case)
-    several = dataclasses.replace(single, sweep=values, vectorized=vectorized)
-    both = several.init(several.keys(0))
     singles = [
         dataclasses.replace(
             single, algo=dataclasses.replace(single.algo, **{name: pair[index] for name, pair in values.items()})
         )
         for index in (0, 1)
     ]
-    alone = [trainer.init(jax.random.key(0)) for trainer in singles]
-    for phase in single.algo.phases:
-        iterations = jnp.int32(min(phase.iterations or 3, 3))
-        both, metrics = several.make_block(phase)(both, iterations)
-        for index, trainer in enumerate(singles):
-            alone[index], expected = trainer.make_block(phase)(alone[index], iterations)
-            for name, learned in expected.learning.items():
-                actual = np.asarray(metrics.learning[name])[:, index]
-                np.testing.assert_allclose(actual, learned, rtol=2e-3, atol=2e-4, err_msg=name)
+    check_trials(dataclasses.replace(single, sweep=values, vectorized=vectorized), singles, (0, 0))

@@ -1,6 +1,7 @@
 """A run that is stopped, killed or damaged and resumed ends in the same bits and metrics as an undisturbed one."""
 
 import dataclasses
+import itertools
 import json
 import os
 import shutil
@@ -180,12 +181,11 @@ def test_a_run_of_three_phases(alone: Path) -> None:
 # Stops and resumes
 
 
-@pytest.mark.slow
 def test_stopped_by_max_seconds(alone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = run(f"{STUDY} --max_seconds 1e-9", tmp_path)  # over before the first block, which is made all the same
     assert steps(directory)[-1] == 1
     assert "stopped by max_seconds" in capsys.readouterr().out
-    resume(directory, "--max_seconds 1e-9 --block_iterations 5")
+    resume(directory, "--max_seconds 1e-9")
     assert "continue with --resume" in capsys.readouterr().out
     assert steps(directory)[-1] == 2
     resume(directory, "--max_seconds 0")
@@ -195,12 +195,7 @@ def test_stopped_by_max_seconds(alone: Path, tmp_path: Path, capsys: pytest.Capt
 
 @pytest.mark.parametrize(("number", "iteration"), [(signal.SIGTERM, 9), (signal.SIGINT, 39)])
 def test_stopped_by_a_signal(
-    number: signal.Signals,
-    iteration: int,
-    alone: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals, iteration: int, alone: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
 ) -> None:
     before = signal.getsignal(number)
     with monkeypatch.context() as patch:
@@ -214,7 +209,7 @@ def test_stopped_by_a_signal(
 
 
 @pytest.mark.slow
-def test_killed_and_damaged(tmp_path: Path) -> None:
+def test_killed_and_damaged() -> None:
     """Three kills at random moments and a flipped byte, each in processes of their own."""
     more = "--total_env_steps 28800 --checkpoint_every 40 --eval_every 3200 --block_iterations 8"
     flags = f"{STUDY} {more}".split()
@@ -232,26 +227,30 @@ def test_killed_and_damaged(tmp_path: Path) -> None:
     assert "named" in done.stdout
 
 
-@pytest.mark.slow
-def test_the_second_interrupt_does_not_wait(tmp_path: Path) -> None:
-    """A block of many minutes; nothing but the process itself knows that it should end."""
-    argv = f"--algo helpers.tiny:TinyQ {TINY} --updates_per_step 3000000 --runs {tmp_path}".split()
+def start_long_block(tmp_path: Path) -> subprocess.Popen[str]:
+    """A process in a block of many minutes; nothing but the process itself knows that it should end."""
     environment = os.environ | {
         "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
         "JAX_COMPILATION_CACHE_DIR": f"{jax.config.jax_compilation_cache_dir}_interrupted",
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PLATFORMS": "cpu",
     }
+    argv = f"-u -m jaxrl.train --algo helpers.tiny:TinyQ {TINY} --updates_per_step 3000000 --runs {tmp_path}".split()
     process = subprocess.Popen(
-        [sys.executable, "-m", "jaxrl.train", *argv], cwd=tmp_path, env=environment,
+        [sys.executable, *argv], cwd=tmp_path, env=environment,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("run directory: "):
-            break
-    time.sleep(1.0)
+    next(line for line in process.stdout if line.startswith("run directory: "))
+    time.sleep(2.0)
+    return process
+
+
+@pytest.mark.slow
+def test_the_second_interrupt_does_not_wait(tmp_path: Path) -> None:
+    process = start_long_block(tmp_path)
     process.send_signal(signal.SIGINT)
+    assert process.stdout is not None
     line = next(line for line in process.stdout if "SIGINT" in line)
     assert "finishing the current iterations within 10 s, then saving" in line
     time.sleep(2 * signals.TWICE_SECONDS)
@@ -261,6 +260,16 @@ def test_the_second_interrupt_does_not_wait(tmp_path: Path) -> None:
     assert time.monotonic() - began < 20
     assert process.returncode == -signal.SIGINT
     assert errors == "stopped at once, without a checkpoint\n"
+
+
+@pytest.mark.slow
+def test_a_block_that_does_not_end_is_given_up(tmp_path: Path) -> None:
+    process = start_long_block(tmp_path)
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 0 and time.monotonic() - began < 15
+    assert "took longer than 10 s and are lost; continue from iteration 0 with --resume" in " ".join(said.split())
 
 
 COMA = (
@@ -309,11 +318,9 @@ def test_a_signal_while_the_last_evaluation_is_compiled(tmp_path: Path, monkeypa
 
 
 def test_a_signal_while_the_next_phase_is_compiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The checkpoint is the one that an undisturbed run writes at the end of the phase before: its arrays, too."""
-    argv = f"--algo test_session:Study {TINY} --eval_every 0"
-    undisturbed = run(argv, tmp_path / "undisturbed")
     compile_program = session.Session._compile
 
     def stop(self: session.Session, program: Any, what: str, state: Any) -> None:
@@ -325,17 +332,17 @@ def test_a_signal_while_the_next_phase_is_compiled(
     with monkeypatch.context() as patch:
         patch.setattr(session.Session, "_compile", stop)
         patch.setattr(Program, "ready", property(lambda self: False, lambda *_: None), raising=False)
-        directory = run(argv.replace("--checkpoint_every 8", "--checkpoint_every 7"), tmp_path)
+        directory = run(STUDY.replace("--checkpoint_every 8", "--checkpoint_every 7"), tmp_path)
     assert "stopped by SIGTERM at iteration 40 " in capsys.readouterr().out
     stored = []
-    for folder in (undisturbed, directory):
+    for folder in (alone, directory):
         with Checkpoints(folder / "checkpoints") as checkpoints:
             _, phase, meta = checkpoints.restore(jax.ShapeDtypeStruct((), np.int32), 40, prefix="phase")
             _, iteration, _ = checkpoints.restore(jax.ShapeDtypeStruct((), np.uint32), 40, prefix="iteration")
         stored.append((int(phase), int(iteration), Position.from_meta(meta)))
     assert stored[1] == stored[0] and stored[0][:2] == (1, 38)
     resume(directory)
-    assert outcome(directory) == outcome(undisturbed)
+    assert outcome(directory) == outcome(alone)
 
 
 # An evaluation that was due when a signal came
@@ -384,31 +391,23 @@ def test_a_resumed_run_first_makes_the_evaluation_that_a_signal_ended(
     assert "nothing is left to do" in capsys.readouterr().out and outcome(directory) == outcome(alone)
 
 
-@pytest.mark.parametrize("iteration", [20, 45])
-@pytest.mark.parametrize("killed_in", ["_save", "amend", "second write", "third write"])
+@pytest.mark.parametrize(("iteration", "number"), [(20, 1), (20, 2), (20, 3), (45, 3)])
 def test_a_kill_after_an_evaluation_that_was_made_up_for(
-    iteration: int, killed_in: str, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    iteration: int, number: int, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its row is on disk, and the checkpoint still owes it, or is being changed: it stays intact."""
+    """At one of the writes that change the checkpoint that owed it: its row is on disk, the checkpoint intact."""
     with monkeypatch.context() as patch:
         interrupt_evaluation(patch, iteration)
         directory = run(STUDY, tmp_path)
-    writes: list[Any] = []
+    writes = itertools.count(1)
 
     def write_or_end(*arguments: Any) -> None:
-        writes.append(arguments)
-        if len(writes) == (2 if killed_in == "second write" else 3):
+        if next(writes) == number:
             raise Killed
         write_atomically(*arguments)
 
-    def end(*_: Any, **__: Any) -> None:
-        raise Killed
-
     with monkeypatch.context() as patch:
-        if "write" in killed_in:
-            patch.setattr(manifest, "write_atomically", write_or_end)
-        else:
-            patch.setattr(session.Session if killed_in == "_save" else Checkpoints, killed_in, end)
+        patch.setattr(manifest, "write_atomically", write_or_end)
         with pytest.raises(Killed):
             resume(directory)
     (row,) = [row for row in read_metrics(directory) if row["iteration"] == iteration and "eval/return" in row]
@@ -429,33 +428,6 @@ def test_an_evaluation_of_several_trials_is_made_up_for(tmp_path: Path, monkeypa
     assert outcome(directory) == outcome(whole) and best_flags(directory) == best_flags(whole)
     for seed in ("seed_0", "seed_1"):
         assert outcome_rows(directory / seed) == outcome_rows(whole / seed)
-
-
-def test_an_evaluation_that_is_not_due_is_not_owed(alone: Path, tmp_path: Path) -> None:
-    """Checkpoint 32 was written between two evaluations, as its run was stopped there."""
-    shutil.copytree(alone, tmp_path / "run")
-    for step in (40, 45):
-        shutil.rmtree(tmp_path / "run" / "checkpoints" / f"{step:010d}")
-    resume(tmp_path / "run")
-    assert outcome(tmp_path / "run") == outcome(alone)
-
-
-@pytest.mark.slow
-def test_a_block_that_does_not_end_is_given_up(tmp_path: Path) -> None:
-    argv = f"--algo helpers.tiny:TinyQ {TINY} --updates_per_step 3000000 --runs {tmp_path}".split()
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "JAX_PLATFORMS": "cpu"}
-    process = subprocess.Popen(
-        [sys.executable, "-u", "-m", "jaxrl.train", *argv], cwd=tmp_path, env=environment,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    next(line for line in process.stdout if line.startswith("run directory: "))
-    time.sleep(2.0)
-    began = time.monotonic()
-    process.send_signal(signal.SIGTERM)
-    said, _ = process.communicate(timeout=60)
-    assert process.returncode == 0 and time.monotonic() - began < 15
-    assert "took longer than 10 s and are lost; continue from iteration 0 with --resume" in " ".join(said.split())
 
 
 def test_a_signal_that_the_process_was_started_to_ignore_is_answered() -> None:
@@ -493,24 +465,17 @@ def test_a_signal_does_not_wait_for_the_compiler() -> None:
     assert program.ready
 
 
-def test_a_run_that_was_killed_before_its_first_checkpoint(alone: Path, tmp_path: Path) -> None:
-    shutil.copytree(alone, tmp_path / "run")
-    shutil.rmtree(tmp_path / "run" / "checkpoints")
-    resume(tmp_path / "run")
-    assert outcome(tmp_path / "run") == outcome(alone)
-    assert (tmp_path / "run" / LOST).read_text() == (alone / METRICS).read_text()  # nothing is lost
-
-
-def test_a_run_with_only_its_best_checkpoint_left(alone: Path, tmp_path: Path) -> None:
-    shutil.copytree(alone, tmp_path / "run")
-    checkpoints = tmp_path / "run" / "checkpoints"
-    best = Checkpoints(checkpoints).best_step()
-    for folder in checkpoints.glob("0*"):
-        if int(folder.name) != best:
-            shutil.rmtree(folder)
-    resume(tmp_path / "run")
-    assert Checkpoints(checkpoints).best_step() == best
-    assert outcome(tmp_path / "run") == outcome(alone)
+@pytest.mark.parametrize("kept", [(), (20,), (20, 32)])
+def test_a_run_that_was_killed(kept: tuple[int, ...], alone: Path, tmp_path: Path) -> None:
+    """Before its first checkpoint, behind its best one, and where no evaluation is due."""
+    directory = Path(shutil.copytree(alone, tmp_path / "run"))
+    for step in set(steps(alone)) - set(kept):
+        shutil.rmtree(directory / "checkpoints" / f"{step:010d}")
+    resume(directory)
+    assert outcome(directory) == outcome(alone)
+    assert best_flags(directory)[-1] == 20
+    if not kept:
+        assert (directory / LOST).read_text() == (alone / METRICS).read_text()  # nothing is lost
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -576,9 +541,7 @@ def test_a_new_run_first_compiles_what_its_first_update_needs() -> None:
 
 def test_episodes_count_their_resets_as_steps() -> None:
     """Where environments go on; where an iteration is a whole episode they do not."""
-    argv = (
-        "--algo ppo --env coverage --q 2 --num_agents 1 --budget 2 --num_envs 4 --num_minibatches 1 --total_episodes 8"
-    )
+    argv = "--algo ppo --env helpers.tiny:PointMass --num_envs 4 --num_minibatches 1 --total_episodes 8"
     whole, parts = (build_run(parse([*f"{argv} --rollout_steps {n}".split()]).config) for n in (0, 4))
     assert whole.config.run.total_env_steps == 8 * whole.env.spec.horizon
     assert parts.config.run.total_env_steps == 8 * (parts.env.spec.horizon + 1)
@@ -602,7 +565,7 @@ def test_a_loss_that_is_not_finite(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_what_is_trained_is_kept_when_a_later_program_does_not_fit(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: Any, monkeypatch: Any
 ) -> None:
     """The evaluation is compiled when it is first due, in iteration 10; the checkpoints are due in every eighth."""
     compiled_bytes, sizes = memory_plan.compiled_bytes, []
@@ -621,7 +584,7 @@ def test_what_is_trained_is_kept_when_a_later_program_does_not_fit(
 # Weights and policies of other runs
 
 
-def test_init_from(alone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_from(alone: Path, tmp_path: Path) -> None:
     (tmp_path / "latest").write_text(f"{alone}\n")  # what config.yaml must not repeat: it changes with every run
     argv = f"{STUDY} --seed 5 --init_from {tmp_path / 'latest'}".split()
     init_run = build_run(parse(argv).config)
@@ -737,20 +700,3 @@ def test_pauses_do_not_slow_the_rates_down(monkeypatch: pytest.MonkeyPatch) -> N
     now[0] += 2.0
     assert pace.mark(1400, 50) == 2.0
     assert pace.rates() == {"env_steps_per_second": 100.0, "updates_per_second": 10.0}
-
-
-# The real thing
-
-
-@pytest.mark.slow
-def test_coma_on_coverage(tmp_path: Path) -> None:
-    argv = (
-        "--algo coma --q 5 --num_agents 2 --budget 2 --hidden_size 4 --num_envs 4 --devices 1 --num_epochs 1 "
-        "--minibatch_size 12 --total_episodes 48 --eval_every 0 --log_every 5"
-    )
-    whole = run(argv, tmp_path)
-    directory = run(f"{argv} --max_seconds 0.001", tmp_path)
-    assert steps(directory)[-1] < 12
-    resume(directory, "--max_seconds 0")
-    assert outcome(directory) == outcome(whole)
-    assert len(outcome(whole)[1]) == 3  # lines of 5, 10 and 12

@@ -13,6 +13,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -86,7 +87,12 @@ def check_exact(field: Field, value: Any, checked: Any) -> None:
     assert Fraction(checked) == (exact if kind is int else Fraction(float(exact))), (field.name, value, checked)
 
 
-@pytest.mark.parametrize("field", list(all_fields()), ids=lambda field: f"{field.name}-{field.kind}-{field.between}")
+FIELDS = pytest.mark.parametrize(
+    "field", list(all_fields()), ids=lambda field: f"{field.name}-{field.kind}-{field.between}"
+)
+
+
+@FIELDS
 def test_values_from_python(field: Field) -> None:
     for value in NUMBERS + OTHERS:
         sentence = ""
@@ -100,26 +106,31 @@ def test_values_from_python(field: Field) -> None:
             check_exact(field, value, checked)
 
 
-@pytest.mark.parametrize("field", list(all_fields()), ids=lambda field: f"{field.name}-{field.kind}-{field.between}")
-def test_words_are_the_same_everywhere(field: Field, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The values of TEXTS in a YAML file."""
+    path = tmp_path_factory.mktemp("texts") / "file.yaml"
+    path.write_text("\n".join(f"k{index}: {text}" for index, text in enumerate(TEXTS)))
+    return dict(zip(TEXTS, read_mapping(path).values(), strict=True))
+
+
+@FIELDS
+def test_words_are_the_same_everywhere(field: Field, written: dict[str, Any]) -> None:
     """A number in a file is read as on the command line and from Python: 010 is ten, 1:30 is none."""
 
-    def read_value(read: Any) -> tuple[Any, ...]:
+    def read_value(read: Any, *arguments: Any) -> tuple[Any, ...]:
         try:
-            value = read()
+            value = read(field, *arguments)
         except UsageError:
             return ()
         return (type(value), value)
 
-    path = tmp_path / "file.yaml"
-    path.write_text("\n".join(f"k{index}: {text}" for index, text in enumerate(TEXTS)))
-    loaded = read_mapping(path)
-    for index, text in enumerate(TEXTS):
-        typed = read_value(lambda text=text: _parse(field, text))
-        written = read_value(lambda index=index: check_value(field, loaded[f"k{index}"], "file.yaml"))
+    for text in TEXTS:
+        typed = read_value(_parse, text)
+        loaded = read_value(check_value, written[text], "file.yaml")
         if field.kind in (int, float):
-            assert typed == written == read_value(lambda text=text: check_value(field, text, "the arguments")), text
-        assert not typed or not written or typed == written, text
+            assert typed == loaded == read_value(check_value, text, "the arguments"), text
+        assert not typed or not loaded or typed == loaded, text
 
 
 @pytest.mark.parametrize("name", envs_jax.registered())
@@ -131,6 +142,52 @@ def test_environments_made_directly(name: str) -> None:
             except ValueError:
                 continue
             check_exact(field, value, getattr(env, field.name))
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "value", "expected"),
+    [
+        ("reach", "horizon", np.int64(50), 50),
+        ("reach", "horizon", jnp.int32(50), 50),
+        ("reach", "horizon", 5e1, 50),
+        ("reach", "horizon", Decimal(50), 50),
+        ("reach", "pool_seed", np.uint32(2**32 - 1), 2**32 - 1),
+        ("reach", "success_radius", np.float32(0.1), 0.10000000149011612),
+        ("reach", "success_radius", jnp.bfloat16(0.125), 0.125),
+        ("reach", "success_radius", Fraction(1, 8), 0.125),
+        ("reach", "weld", np.str_("v2"), "v2"),
+        ("snakes_1v1", "masks", np.bool_(True), True),
+        ("coverage", "class_weights", [np.float32(0.5), 1], (0.5, 1.0)),
+    ],
+    ids=str,
+)
+def test_environments_take_other_numbers(name: str, setting: str, value: Any, expected: Any) -> None:
+    env = envs_jax.make(name, **{setting: value})
+    assert env == envs_jax.make(name, **{setting: expected})
+    assert type(getattr(env, setting)) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "value", "sentence"),
+    [
+        ("reach", "horizon", True, "horizon must be a whole number, not True"),
+        ("reach", "horizon", jnp.float32(0.9), "horizon must be a whole number, not Array"),
+        ("reach", "success_radius", 10**400, "success_radius must lie between 0.001 and 0.5, not inf"),
+        ("reach", "partially_observable", 1, "partially_observable must be true or false, not 1"),
+        ("reach", "weld", 2, "weld must be a word, not 2"),
+        ("coverage", "class_weights", (1.0, 2.0, 3.0), "class_weights must be a list of 2 numbers"),
+        ("helpers.tiny:Corridor", "length", "3", "length must be a whole number, not '3'"),
+    ],
+    ids=str,
+)
+def test_environments_refuse_other_types(name: str, setting: str, value: Any, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        envs_jax.make(name, **{setting: value})
+
+
+def test_environments_refuse_values_of_a_running_program() -> None:
+    with pytest.raises(ValueError, match="horizon must be a whole number"):
+        jax.jit(lambda x: envs_jax.make("reach", horizon=x).horizon)(5)
 
 
 @pytest.mark.parametrize("name", list(algos.ALGORITHMS))

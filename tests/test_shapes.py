@@ -76,21 +76,25 @@ def each(cases: Cases) -> pytest.MarkDecorator:
 checked = functools.partial(jaxtyping.jaxtyped, typechecker=beartype)
 
 
+def trace(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    jax.eval_shape(lambda: function(*arguments))
+
+
 @each(ANNOTATED + FREE)
 def test_annotations_are_true(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    checked(function)(*arguments)
+    trace(checked(function), arguments)
 
 
 @each(ANNOTATED)
 def test_annotations_refuse_an_axis_too_many(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     for wrong in widen(arguments):
         with pytest.raises(jaxtyping.TypeCheckError):
-            checked(function)(*wrong)
+            trace(checked(function), wrong)
 
 
 @each(ANNOTATED + OTHERS)
 def test_an_axis_too_many_does_not_broadcast(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    function(*arguments)
+    trace(function, arguments)
     for wrong in widen(arguments):
         with jax.numpy_rank_promotion("allow"), pytest.raises(AssertionError):  # JAX's default, unlike in tests
-            function(*wrong)
+            trace(function, wrong)

@@ -13,13 +13,14 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from helpers import runs
 
 from envs_jax import make
 from envs_jax.adapters import metaworld as adapter
 from envs_jax.batch import batched
 from envs_jax.reach import goals, tasks
 from jaxrl.algos.sac import Sac
-from jaxrl.cli import collect, evaluate, train
+from jaxrl.cli import collect, evaluate
 from jaxrl.evaluation import collection, simulator
 from jaxrl.evaluation.policies import PolicySet
 from jaxrl.integrations import expert_dataset
@@ -266,13 +267,8 @@ def test_a_report_has_the_form_of_any_evaluation(monkeypatch: pytest.MonkeyPatch
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A worker of reach, hardly trained."""
-    root = tmp_path_factory.mktemp("runs")
-    argv = (
-        "--algo sac --env reach --horizon 12 --num_envs 8 --devices 1 --total_env_steps 64 --hidden_size 8 "
-        "--batch_size 8"
-    )
-    assert train.main([*argv.split(), "--random_steps", "0", "--eval_every", "0", "--runs", str(root)]) == 0
-    return Path((root / "latest").read_text().strip())
+    sizes = "--horizon 12 --num_envs 8 --devices 1 --total_env_steps 64 --hidden_size 8 --batch_size 8"
+    return runs.run(f"--algo sac --env reach {sizes} --random_steps 0 --eval_every 0", tmp_path_factory.mktemp("runs"))
 
 
 @pytest.mark.parametrize(

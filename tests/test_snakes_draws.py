@@ -106,7 +106,7 @@ def test_snakes_start_uniformly_over_what_earlier_ones_leave():
 
 def test_resets_draw_every_part_on_its_own():
     """The places of the snake and of the bean, by the environment's random words."""
-    env = envs_jax.make("snakes", height=3, width=3, snakes=1, beans=1, teams=1)
+    env = envs_jax.make("snakes", height=3, width=3, snakes=1, beans=1, teams=1, observation="obs26", masks=False)
     state, _ = jax.jit(lambda keys: env.batched().reset(keys, env.context(ENDED)))(keys())
     game = jax.tree.map(np.asarray, state.env.game)
     outcome = (game.tail[:, 0] * 4 + game.direction[:, 0]) * 128 + game.beans[:, 0]
@@ -115,7 +115,7 @@ def test_resets_draw_every_part_on_its_own():
 
 def test_steps_draw_every_part_on_its_own():
     """Two turns and a new bean, of the environment's own random words; a random opponent may turn or not."""
-    env = envs_jax.make("snakes_1v1", beans=1, opponent="0")
+    env = envs_jax.make("snakes_1v1", beans=1, opponent="0", observation="obs26", masks=False)
     bodies = [[(1, 1), (1, 2), (1, 3)], [(4, 5), (4, 4), (4, 3)]]
     game = from_segments(env.board, bodies, [2, 3], [], 1)
     lanes = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x)[None], DRAWS, 0), game)
@@ -137,13 +137,6 @@ def test_random_opponents_are_uniform_and_independent():
     act = jax.jit(jax.vmap(lambda word: opponents.act(Board(6, 8), game, slice(0, 3), jnp.int32(0), word, (0,))))
     chosen = act(words(DRAWS))
     assert_uniform(np.bincount(np.asarray(chosen) @ [1, 4, 16], minlength=64), 64)
-
-
-def test_beans_fill_what_is_left_and_no_more():
-    board = Board(3, 3)
-    game = jax.tree.map(np.asarray, jax.jit(lambda w: spawn.begin(board, w, 2, 5))(words(2 + 5, 50)))
-    assert ((game.beans >= 0).sum(0) == 3).all()
-    assert (game.beans[3:] == -1).all()
 
 
 def test_fixed_respawns_are_connected_and_look_ahead():

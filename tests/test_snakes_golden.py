@@ -1,7 +1,6 @@
 """Observations, shaped rewards, scripted players and whole steps against records of the engine.
 
-The parts of a step are compared in `test_snakes_rules`; here the environment makes it, with the recorded draws.
-(`test_snakes_against_oracle` plays other games.)
+The environment makes the steps, with the recorded draws. (`test_snakes_against_oracle` plays other games.)
 """
 
 from collections.abc import Callable
@@ -14,13 +13,13 @@ from helpers.snakes import OPTIONS
 
 from bench.parity import snakes
 from bench.parity.comparison import Comparison
-from bench.parity.snakes import CONFIGURATIONS, OWN, SIX, read_records
+from bench.parity.snakes import CONFIGURATIONS, SIX, read_records
 
 
 def tables(configurations: list[Any]) -> Any:
-    """Marks a test to run on every one of these configurations, each of which is a program of its own."""
-    cases = [pytest.param(c, marks=() if c in OWN else pytest.mark.slow, id=str(c)) for c in configurations]
-    return pytest.mark.parametrize("configuration", cases)
+    """Marks a test to run on these configurations, each a program of its own: by day only on the published board."""
+    by_day = {c: () if c == CONFIGURATIONS[-1] else pytest.mark.slow for c in configurations}
+    return pytest.mark.parametrize("configuration", [pytest.param(c, marks=m, id=str(c)) for c, m in by_day.items()])
 
 
 def compare_records(compare: Callable[..., None], configuration: Any) -> Comparison:
@@ -38,13 +37,10 @@ def test_recorded_choices_of_the_scripted_players(configuration):
     assert sum(figure.values for what, figure in figures.items() if what.startswith("choices, ")) > 100
 
 
-@pytest.mark.parametrize(
-    ("configurations", "source", "number"), [(OWN, "own", 300), (CONFIGURATIONS, "recorded", 5000)], ids=golden.SOURCES
-)
-def test_no_recorded_row_is_left_out(configurations, source, number):
-    record = golden.load("snakes_transitions", source)
-    assert sum(len(read_records(c, source)[1]) for c in configurations) == len(record["board_h"]) == number
-    rows = np.sort(np.concatenate([read_records(c, source)[1] for c in configurations if c in SIX]))
+def test_no_recorded_row_is_left_out():
+    record = golden.load("snakes_transitions")
+    assert sum(len(read_records(c)[1]) for c in CONFIGURATIONS) == len(record["board_h"]) == 5000
+    rows = np.sort(np.concatenate([read_records(c)[1] for c in SIX]))
     five = (record["beans_before"][rows] >= 0).all(1)
     np.testing.assert_array_equal(rows[five], record["obs_row"])
     assert np.isin(np.flatnonzero(record["shaped_valid"]), rows).all()

@@ -234,12 +234,15 @@ def test_collisions_are_the_cells_that_kill():
         [(1, 0), (1, 1), (1, 2), (1, 3)],
     ]
     game = game_of(bodies, [0, 2, 0, 2], [(5, 5)])
-    direction = jnp.array([3, 2, 2, 2])  # the first and the third meet at (2, 3)
-    _, _, hit, ate = rules.move(BOARD, game, direction)
-    actual = np.asarray(rules.collisions(BOARD, game, direction, ate))
+
+    @jax.jit
+    def collide(direction):
+        _, _, hit, ate = rules.move(BOARD, game, direction)
+        return rules.collisions(BOARD, game, direction, ate), hit
+
+    actual, hit = collide(np.int32([3, 2, 2, 2]))  # the first and the third meet at (2, 3)
     assert np.argwhere(actual).tolist() == [[0, 2], [2, 0]] and hit.tolist() == [True, False, True, False]
-    direction = jnp.array([0, 2, 2, 2])  # the first runs into the last one's body at (1, 2)
-    actual = np.asarray(rules.collisions(BOARD, game, direction, rules.move(BOARD, game, direction)[3]))
+    actual, _ = collide(np.int32([0, 2, 2, 2]))  # the first runs into the last one's body at (1, 2)
     assert np.argwhere(actual).tolist() == [[3, 0]]
 
 

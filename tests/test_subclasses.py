@@ -186,10 +186,7 @@ def test_runs_of_subclasses(tmp_path: Path) -> None:
         assert isinstance(jaxrl.load(own).algo, Further)
         again = run(f"--config {own / 'config.yaml'} --total_env_steps 160", tmp_path)
         assert outcome(again) == outcome(parent)
-    settings = {name.lstrip("-"): value for name, value in zip(*[iter(TINY.split())] * 2, strict=True)}
-    settings = {name: yaml.safe_load(value) for name, value in settings.items() if name != "env"}
-    result = jaxrl.train(
-        Further, "helpers.tiny:Corridor", preset="coma_quick", total_env_steps=160, runs=str(tmp_path), progress=False,
-        **settings,
-    )  # fmt: skip
-    assert outcome(result.directory) == outcome(parent)
+        flags = f"{TINY} --total_env_steps 160".replace("--", "").split()
+        settings = dict(zip(flags[::2], map(yaml.safe_load, flags[1::2]), strict=True))
+        result = jaxrl.train(Further, preset="coma_quick", progress=False, runs=str(tmp_path), **settings)
+        assert outcome(result.directory) == outcome(parent)

@@ -2,13 +2,13 @@
 
 import io
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from envs_jax.base import make, registered
-from jaxrl.evaluation import statistics
 from jaxrl.evaluation import tables as evaluation_tables
 from jaxrl.evaluation.policies import display_name
 from jaxrl.report import tables
@@ -22,32 +22,6 @@ def print_plain(capsys: pytest.CaptureFixture[str], *parts: Any) -> list[str]:
     """What is printed where the output is no terminal."""
     tables.print_parts(parts)
     return capsys.readouterr().out.splitlines()
-
-
-def curves(env: str, scale: float) -> dict[str, Any]:
-    """A report of an environment with the longest names, and the numbers of its cells."""
-    spec = make(env).spec
-    at = statistics.marks(spec.horizon)
-    numbers = itertools.count(1)
-    metrics = (spec.score, *spec.metrics, "return", "length")
-    curves_by_policy = {
-        policy: {
-            metric: {
-                name: [factor * next(numbers) / 997] * (spec.horizon + 1)
-                for name, factor in (("mean", scale), ("std", abs(scale)), ("ci95", abs(scale)))
-            }
-            for metric in metrics
-        }
-        for policy in POLICIES
-    }
-    moments = [make(env).step_label(step) for step in at]
-    return {
-        "steps": spec.horizon,
-        "at": at,
-        "moments": moments,
-        "labels": Scoring.from_spec(spec).labels,
-        "policies": curves_by_policy,
-    }
 
 
 def decimals_of(error: float) -> int:
@@ -96,46 +70,67 @@ def test_ends_that_differ_look_different() -> None:
     assert evaluation_tables._ends({"mean": 0.2, "low": 0.171, "high": 0.229}) == "0.200 [0.171, 0.229]"
 
 
+def make_estimates(numbers: Iterator[int], scale: float) -> dict[str, float]:
+    return {key: factor * next(numbers) / 997 for key, factor in (("mean", scale), ("std", 1.0), ("ci95", abs(scale)))}
+
+
 @pytest.mark.parametrize("scale", [1.0, -31_000.0])
 @pytest.mark.parametrize("env", registered())
 def test_evaluations(env: str, scale: float, capsys: pytest.CaptureFixture[str]) -> None:
-    report = curves(env, scale)
+    """Every policy and metric of an environment has a row, with mean, interval and deviation at the end."""
+    spec = make(env).spec
+    numbers = itertools.count(1)
+    metrics = dict.fromkeys((spec.score, *spec.metrics, "return", "length"))
+    ends = {policy: {metric: make_estimates(numbers, scale) for metric in metrics} for policy in POLICIES}
+    curves = {
+        policy: {metric: {key: [0.0, value] for key, value in one.items()} for metric, one in ends[policy].items()}
+        for policy in POLICIES
+    }
+    labels = Scoring.from_spec(spec).labels
+    report = {"steps": 1, "at": [1], "moments": ["step 1"], "labels": labels, "policies": curves}
     screen = print_plain(capsys, evaluation_tables.make_curve_table(report))
-    for policy in POLICIES:
-        assert any(line.startswith(f"{display_name(policy)}  ") for line in screen)
-    for metric in report["policies"]["learned"]:
-        rows = {name: result[metric] for name, result in report["policies"].items()}
-        assert make(env).spec.label(metric) in screen and "_" not in make(env).spec.label(metric)
-        for name in POLICIES:
-            mean, half, deviation = (rows[name][key][-1] for key in ("mean", "ci95", "std"))
+    for metric in metrics:
+        label = spec.label(metric)
+        assert "_" not in label
+        rows = screen[screen.index(label) + 1 :][: len(POLICIES)]
+        for policy, row in zip(POLICIES, rows, strict=True):
+            mean, deviation, half = ends[policy][metric].values()
             digits = decimals_of(half)
             cell = f"{mean:.{digits}f} ±{half:.{digits}f} ({deviation:.{digits}f})"
-            assert any(line.startswith(display_name(name)) and line.endswith(cell) for line in screen), cell
+            assert row.startswith(f"{display_name(policy)}  ") and row.endswith(f" {cell}")
 
 
-def match(first: str, second: str, mean: float, names: tuple[str, ...]) -> dict[str, Any]:
-    values = {"mean": mean / 977, "std": 1.0, "error": mean / 9_770, "ci95": mean / 4_000}
-    return {"first": first, "second": second} | {
-        name: {key: value + place for key, value in values.items()} for place, name in enumerate(names)
-    }
-
-
-def test_matches(capsys: pytest.CaptureFixture[str]) -> None:
+def test_matches_and_leagues(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every pair has a cell of every metric; ratings have their intervals, shares are per cent."""
     spec = make("snakes_3v3").spec
+    players = ["ddpg_competition_snakes_3v3/0002", *PLAYERS]
     numbers = itertools.count(1)
-    names = tuple(dict.fromkeys((spec.score, *spec.metrics, "return")))
-    matches = [match(a, b, 100.0 * next(numbers), names) for a in POLICIES[:3] for b in PLAYERS]
-    table = evaluation_tables.make_match_table({"matches": matches, "labels": Scoring.from_spec(spec).labels})
-    screen = print_plain(capsys, table)
-    whole = "\n".join(screen)
+    metrics = (spec.score, *evaluation_tables.OUTCOMES)
+    matches: list[dict[str, Any]] = [
+        {"first": first, "second": second, **{name: make_estimates(numbers, 1.0) for name in metrics}}
+        for first, second in itertools.combinations(players, 2)
+    ]
+    ratings = {
+        name: {"elo": 1000.0 + 7 * k, "low": 990.0 + k, "high": 1010.0 + k, "points": 0.1 * k}
+        for k, name in enumerate(players)
+    }
+    report = {"ratings": ratings, "matches": matches, "score": spec.score, "labels": Scoring.from_spec(spec).labels}
+    league = print_plain(capsys, *evaluation_tables.make_league_tables(report))
+    games = print_plain(capsys, evaluation_tables.make_match_table(report))
+    for name, row in ratings.items():
+        facts = [name, f"{row['elo']:.0f}", f"{row['low']:.0f}", "to", f"{row['high']:.0f}"]
+        assert facts in [line.split()[:5] for line in league]
     for one in matches:
-        assert display_name(one["first"]) in screen and one["second"] in whole.split()
-        for name in names:
-            share = 100 if name in evaluation_tables.OUTCOMES else 1
-            digits = decimals_of(share * one[name]["ci95"])
-            cell = f"{share * one[name]['mean']:.{digits}f} ±{share * one[name]['ci95']:.{digits}f}"
-            title = spec.label(name) + (", %" if name in evaluation_tables.OUTCOMES else "")
-            assert any(line.startswith(title) and cell in line for line in screen), (title, cell)
+        cells = []
+        for name in metrics:
+            scale = 100 if name in evaluation_tables.OUTCOMES else 1
+            mean, half = scale * one[name]["mean"], scale * one[name]["ci95"]
+            digits = decimals_of(half)
+            cells.append(f"{mean:.{digits}f} ±{half:.{digits}f}")
+            title = spec.label(name) + (", %" if scale == 100 else "")
+            assert any(line.startswith(title) and cells[-1] in line for line in games), (title, cells[-1])
+        row = ["against", one["second"], *" ".join(cells).split()]
+        assert row in [line.split() for line in league]
 
 
 def test_names_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,30 +140,6 @@ def test_names_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None
     assert screen[0].split() == ["[b]", *names] and screen[-len(names) :] == names
     for name, line in zip(names, screen[1:], strict=False):
         assert line.split() == [name, *names]
-
-
-def test_leagues(capsys: pytest.CaptureFixture[str]) -> None:
-    spec = make("snakes_3v3").spec
-    players = ["ddpg_snakes_3v3/0001", "ddpg_competition_snakes_3v3/0002", *PLAYERS]
-    numbers = itertools.count(1)
-    names = (spec.score, *evaluation_tables.OUTCOMES)
-    matches = [match(a, b, 100.0 * next(numbers), names) for a, b in itertools.combinations(players, 2)]
-    ratings = {
-        name: {"elo": 1000.0 + 7 * k, "low": 990.0 + k, "high": 1010.0 + k, "points": 0.1 * k}
-        for k, name in enumerate(players)
-    }
-    report = {"ratings": ratings, "matches": matches, "score": spec.score, "labels": Scoring.from_spec(spec).labels}
-    screen = print_plain(capsys, *evaluation_tables.make_league_tables(report))
-    for name, row in ratings.items():
-        assert f"{name} {row['elo']:.0f} {row['low']:.0f} to {row['high']:.0f}" in [
-            " ".join(x.split()[:5]) for x in screen
-        ]
-    for one in matches:
-        start = f"against {one['second']}"
-        cells = [evaluation_tables._end(one, name) for name in names]
-        rows = [line for line in screen if line.startswith(f"{start}  ")]
-        assert all(any(f"  {cell}" in line for line in rows) for cell in cells)
-    assert all(name in screen for name in players[:-1])  # headings of their matches
 
 
 @pytest.mark.parametrize("width", [40, 80])

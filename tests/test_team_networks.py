@@ -11,16 +11,16 @@ import numpy as np
 import optax
 import pytest
 from helpers.cases import by_day
-from helpers.off_policy import make_trainer
+from helpers.off_policy import make_trainer, score_after
 from helpers.runs import check_resume
-from helpers.tiny import Corridor, PointMass
+from helpers.tiny import Corridor, CorridorState, PointMass
 from helpers.whisper import Whisper
 from test_x64 import assert_the_same, describe, equations
 
 from envs_jax import Box, Discrete, EnvSpec, TimeStep
+from envs_jax.base import setting
 from envs_jax.batch import batched
 from envs_jax.progress import start
-from envs_jax.testing import check_env
 from jaxrl.algos.base import AlgoState, Custom, Trajectory
 from jaxrl.algos.coma import Coma
 from jaxrl.algos.ppo import Ppo
@@ -30,10 +30,9 @@ from jaxrl.nn.networks import MLP, orthogonal
 from jaxrl.nn.recurrent import orthogonal_gates
 from jaxrl.nn.team_policy import message_ages
 from jaxrl.nn.teams import Attention, deliver, map_agents
-from jaxrl.rl.data_parallel import DataParallel, make_mesh
+from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.rl.running_statistics import normalize_inputs
 from jaxrl.runtime.policy import Policy
-from jaxrl.runtime.rollouts import Evaluator, learned_policy
 
 T, B, A, OBS, ACTIONS = 4, 4, 3, 5, 4
 SPEC = EnvSpec("synthetic", A, Box((OBS,)), Discrete(ACTIONS), horizon=T, links=True, max_link_age=2)
@@ -206,43 +205,76 @@ def test_permuting_agents_permutes_what_they_do(algorithm: Any, settings: Any) -
     assert np.abs(unheard - plain).max() > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "delay", "memory"),
-    by_day(itertools.product((Ppo, Coma), (0, 2), ("none", "lstm")), [(Ppo, 2, "lstm"), (Coma, 2, "none")]),
-)
-def test_learning_reproduces_what_acting_computed(algorithm: Any, delay: int, memory: str) -> None:
-    """Also where a rollout begins in the middle of an episode, with messages under way."""
-    settings = dict(SETTINGS)[algorithm]
-    extra = {"memory": memory, "message_passing": "attention", "share_parameters": memory == "none"}
-    extra |= {"rollout_steps": 4} if algorithm is Ppo else {}
-    trainer = make_trainer(algorithm, Whisper(delay=delay), 8, **(settings | extra))
-    algo, phase = trainer.algo, trainer.algo.phases[0]
-    state = trainer.init(jax.random.key(0))
-    state, _ = trainer.make_block(phase)(state, jnp.int32(3))
-    trajectory, last, _, _ = jax.jit(lambda state, key: trainer.rollout(state, phase, key))(state, jax.random.key(5))
-    if algorithm is Ppo:
-        assert trajectory.timestep.first[1:].any() and not trajectory.timestep.first[0].all()
+@dataclasses.dataclass(frozen=True)
+class Calling(Corridor):
+    """A corridor in which two agents hear each other a step later; episodes end early or are cut."""
 
-    def compute(links: Any) -> Any:
-        params, key = state.algo.replicated, jax.random.key(0)
-        moved = dataclasses.replace(trajectory, timestep=dataclasses.replace(trajectory.timestep, links=links))
+    num_agents: int = setting(2, "agents in the corridor")
+    length: int = setting(3, "steps from end to end")
+    horizon: int = setting(9, "steps after which an episode is cut")
+
+    @property
+    def spec(self) -> EnvSpec:
+        return dataclasses.replace(super().spec, links=True, max_link_age=1)
+
+    def _timestep(self, state: CorridorState, reward: Any, first: bool) -> TimeStep:
+        hears = ~jnp.eye(2, dtype=bool) & (state.t >= 1)
+        timestep = super()._timestep(state, reward, first)
+        return dataclasses.replace(timestep, links=jnp.where(hears, jnp.int32(1), jnp.int32(-1)))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "memory", "share_parameters"),
+    by_day(
+        [(Ppo, "lstm", False), (Coma, "gru", True), (Ppo, "none", True), (Coma, "none", False)],
+        [(Ppo, "lstm", False), (Coma, "gru", True)],
+    ),
+)
+def test_learning_reproduces_what_acting_computed(algorithm: Any, memory: str, share_parameters: bool) -> None:
+    """The probabilities of actions, by links, episodes and, where a rollout begins within episodes, by its carry."""
+    settings = dict(SETTINGS)[algorithm] | {"memory": memory, "share_parameters": share_parameters}
+    settings |= {"rollout_steps": 9} if algorithm is Ppo else {"minibatch_size": 72}
+    trainer = make_trainer(algorithm, Calling(), 8, message_passing="attention", **settings)
+    algo, (phase,) = trainer.algo, trainer.algo.phases
+    state = trainer.init(jax.random.key(0))
+    actor = jax.tree_util.tree_map_with_path(  # messages count little at the start
+        lambda path, x: 10 * x if "out_kernel" in jax.tree_util.keystr(path) else x, state.algo.replicated.actor
+    )
+    params = dataclasses.replace(state.algo.replicated, actor=actor)
+    state = dataclasses.replace(state, algo=AlgoState(params, state.algo.sharded))
+    collect = jax.jit(lambda state, key: trainer.rollout(state, phase, key))
+    trajectory, last, env_carry, _ = collect(state, jax.random.key(4))
+    if algorithm is Ppo:
+        carry, env, timestep, statistics = env_carry
+        state = dataclasses.replace(state, carry=carry, env=env, timestep=timestep, statistics=statistics)
+        trajectory, last, _, _ = collect(state, jax.random.key(5))
+        assert not trajectory.timestep.first[0].all()
+    assert trajectory.timestep.first[1:].any()
+
+    @jax.jit
+    def compute(links: Any, first: Any, carry: Any) -> Any:
+        timestep = dataclasses.replace(trajectory.timestep, links=links, first=first)
+        moved = dataclasses.replace(trajectory, timestep=timestep, carry=carry)
+        data = algo.prepare(state.algo, moved, last, jax.random.key(0), state.progress).data
+        rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), data)
         if algorithm is Ppo:
-            data = algo.prepare(state.algo, moved, last, key, state.progress).data
-            rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), data)
             outputs = algo.actor_outputs(params.actor.params, params, rows)
             return algo.log_prob(outputs, rows)[0].ravel(), rows["log_prob"].ravel()
-        data = algo.prepare(state.algo, moved, last, key, state.progress).data
-        rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), data)
         mixed = distributions.epsilon_mix(algo.logits(params.actor.params, rows), algo.epsilon(state.progress))
         probs = distributions.apply_action_mask(mixed, rows["mask"])
-        chosen = distributions.select_action_value(probs, rows["action"])
-        return jnp.log(chosen).ravel(), rows["log_prob"].ravel()
+        return jnp.log(distributions.select_action_value(probs, rows["action"])).ravel(), rows["log_prob"].ravel()
 
-    actual, acted = jax.jit(compute)(trajectory.timestep.links)
-    assert actual.shape == (8 * phase.steps * 3,)
+    seen = trajectory.timestep.links, trajectory.timestep.first, trajectory.carry
+    actual, acted = compute(*seen)
+    assert actual.shape == (8 * 9 * 2,)
     np.testing.assert_allclose(actual, acted, rtol=0, atol=3e-6)
-    deaf, _ = jax.jit(compute)(jnp.full_like(trajectory.timestep.links, -1))
-    assert np.abs(deaf - acted).max() > 1e-4
+    changes = [(jnp.full_like(seen[0], -1), *seen[1:])]
+    if memory != "none":
+        changes.append((seen[0], jnp.zeros_like(seen[1]), seen[2]))
+    if algorithm is Ppo:
+        changes.append((*seen[:2], jax.tree.map(jnp.zeros_like, seen[2])))
+    for changed in changes:
+        assert np.abs(compute(*changed)[0] - acted).max() > 1e-4
 
 
 @pytest.mark.parametrize(
@@ -330,26 +362,7 @@ def whisper_score(algorithm: Any, seed: int, iterations: int, env: Any, **settin
     common |= exploration | {"tau": 0.1} if algorithm is Coma else {"num_epochs": 4}
     base = SMALL if algorithm is Ppo else COMA
     trainer = make_trainer(algorithm, env, 32, **(base | common | settings))
-    state = trainer.init(jax.random.key(seed))
-    state, _ = trainer.make_block(trainer.algo.phases[0])(state, jnp.int32(iterations))
-    evaluator = Evaluator(
-        trainer.env, learned_policy(trainer.algo), 128, make_mesh(1), init_carry=trainer.algo.init_carry
-    )
-    results = evaluator.jit_final_values()(trainer.policies(state), jax.random.key(9), ())
-    return float(np.mean(results["repeated"])) / (env.horizon - env.delay)
-
-
-def test_the_task_pays_only_what_another_agent_saw() -> None:
-    env = Whisper(delay=1)
-    check_env(env, random=False)
-    state, timestep = env.reset(jax.random.key(3))
-    np.testing.assert_array_equal(timestep.links, np.full((3, 3), -1))
-    visible_cues = np.argmax(timestep.observation[:, :3], -1)  # agent i sees the cue of agent i + 1
-    state, timestep = env.step(state, jnp.zeros(3, jnp.int32))
-    assert not timestep.reward.any()
-    np.testing.assert_array_equal(timestep.links, np.ones((3, 3)) - 2 * np.eye(3))
-    _, timestep = env.step(state, jnp.asarray(np.roll(visible_cues, 1)))
-    np.testing.assert_array_equal(timestep.reward, np.ones(3))
+    return score_after(trainer, seed, iterations, "repeated") / (env.horizon - env.delay)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +12,7 @@ from helpers.coverage import make
 from helpers.programs import get_programs
 
 import jaxrl
-from envs_jax.base import TimeStep
+from envs_jax.base import Box, Discrete, EnvSpec, TimeStep
 from envs_jax.coverage import actions, communication, starts, teams, viewer
 from envs_jax.coverage.teams import Team
 from envs_jax.progress import start
@@ -26,22 +27,31 @@ from jaxrl.common.errors import UsageError
 from jaxrl.integrations.standalone import agent_settings
 from jaxrl.rl.data_parallel import DataParallel
 
-SIZE, LENGTH = 4, 12
+SIZE, LENGTH = 3, 5
+USUAL: dict[str, Any] = {
+    "failure_rate": 0.3, "delay": 2, "communication_range": 100.0, "channel_metrics": True,
+}  # fmt: skip
+LOSSY = make(num_agents=SIZE, **USUAL, loss_rate=0.3)
 
 
 def make_pair(**settings: Any) -> tuple[Any, Any]:
-    """A team of four, and the same in an array of twelve."""
+    """A team of three, and the same in an array of five."""
     return make(num_agents=SIZE, **settings), make(num_agents=LENGTH, team_sizes=(SIZE,), **settings)
 
 
+def draw_open_actions(rng: np.random.Generator, timestep: TimeStep) -> np.ndarray:
+    """An open action int32[A] of each agent."""
+    mask = np.asarray(timestep.action_mask)
+    return np.argmax(np.where(mask, rng.random(mask.shape), -1), -1).astype(np.int32)
+
+
 def play_pair(small: Any, large: Any, key: jax.Array) -> list[tuple[Any, Any]]:
-    """Pairs ((state, time step) of both) of missions in which the first four agents do the same."""
+    """Pairs ((state, time step) of both) of missions in which the first three agents do the same."""
     programs, rng = [get_programs(env) for env in (small, large)], np.random.default_rng(3)
     pair = [one.reset(key, ()) for one in programs]
     seen = [tuple(pair)]
     for _ in range(small.steps):
-        mask = np.asarray(pair[1][1].action_mask)
-        action = np.argmax(np.where(mask, rng.random(mask.shape), -1), -1).astype(np.int32)
+        action = draw_open_actions(rng, pair[1][1])
         chosen = (action[:SIZE], action)
         pair = [one.step(state, x, ()) for one, (state, _), x in zip(programs, pair, chosen, strict=True)]
         seen.append(tuple(pair))
@@ -52,7 +62,7 @@ def play_pair(small: Any, large: Any, key: jax.Array) -> list[tuple[Any, Any]]:
     "settings",
     [
         pytest.param({"failure_rate": 0.3, "random_range": True}, marks=pytest.mark.slow),
-        {"failure_rate": 0.3, "delay": 2, "communication_range": 50.0},
+        USUAL,
         pytest.param({"terrain": "mixed", "start": "corners", "num_actions": 27}, marks=pytest.mark.slow),
         pytest.param({"delay": 1, "map_backend": "windows", "q": 5}, marks=pytest.mark.slow),
         pytest.param({"map_backend": "windows"}, marks=pytest.mark.slow),
@@ -103,60 +113,65 @@ def test_scripted_policies_do_the_same_in_a_longer_array() -> None:
 # Learners
 
 
-BATCH = 2  # missions
+STEPS, MISSIONS, NUMBERS, CHOICES = 5, 4, 3, 4
 TRAINED: dict[str, tuple[type, dict[str, Any]]] = {
     "coma": (Coma, {"minibatch_size": 10**6, "normalize_advantage": True, "advantage": "return", "clip_ratio": 0.2}),
     "ppo": (Ppo, {"rollout_steps": 0, "num_minibatches": 1, "normalize_observation": "always"}),
 }
 
 
-@pytest.mark.parametrize("name", ["ppo", pytest.param("coma", marks=pytest.mark.slow)])
+def make_missions(team: int, absent: int) -> tuple[Trajectory, TimeStep]:
+    """Made-up missions [T, B, ...] of a team, whose first agent may fail, and of `absent` agents with wild numbers."""
+    rng = np.random.default_rng(0)
+    wild = np.random.default_rng(1)
+
+    def draw(steps: int, *shape: int) -> np.ndarray:
+        there = rng.normal(size=(steps, MISSIONS, team, *shape))
+        others = wild.normal(3.0, 3.0, (steps, MISSIONS, absent, *shape))
+        return np.concatenate([there, others], axis=2).astype(np.float32)
+
+    present = np.ones((STEPS + 1, MISSIONS, team + absent), bool)
+    present[:, :, team:] = False
+    present[2:, 0, 0] = False
+    flags = np.zeros((STEPS + 1, MISSIONS), bool)
+    over = np.arange(STEPS + 1)[:, None] * np.ones_like(flags) == STEPS
+    steps = TimeStep(draw(STEPS + 1, NUMBERS), draw(STEPS + 1), over, flags, flags, present=present)
+    action = draw(STEPS, CHOICES).argmax(-1).astype(np.int32)
+    mask = draw(STEPS, CHOICES) < 1
+    np.put_along_axis(mask, action[..., None], True, -1)
+    extras = {"log_prob": -np.abs(draw(STEPS)), "mask": mask}
+    return Trajectory(jax.tree.map(lambda x: x[:-1], steps), action, extras), jax.tree.map(lambda x: x[-1], steps)
+
+
+@pytest.mark.parametrize("name", TRAINED)
 def test_the_absent_have_no_weight_in_losses_and_gradients(name: str) -> None:
-    """All transitions of two missions as one minibatch, from an array of four agents and from one of twelve."""
+    """All transitions are one minibatch: of a team of three, and of the same among two agents that are absent."""
     cls, settings = TRAINED[name]
     learned = []
-    for env in make_pair(failure_rate=0.2, q=3, budget=3):
-        algo = cls(env.spec, DataParallel(BATCH), hidden_size=4, depth=1, **settings)
-        state = jax.jit(lambda algo=algo: algo.init(jax.random.key(0), None))()
-        learned.append(jax.tree.map(np.asarray, learn_once(algo, env, state)))
-    (updated, gradients, metrics), (updated_large, gradients_large, metrics_large) = learned
-    assert set(metrics) == set(metrics_large) and len(metrics) > 5
-    for key, value in metrics.items():
-        np.testing.assert_allclose(value, metrics_large[key], rtol=2e-4, atol=2e-6, err_msg=key)
-    for one, other in zip(jax.tree.leaves(gradients), jax.tree.leaves(gradients_large), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-5 * max(1e-3, np.abs(one).max()))
-    assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(gradients)) > 1e-6
-    for one, other in zip(jax.tree.leaves(updated), jax.tree.leaves(updated_large), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)  # moments of inputs
+    for absent in (0, 2):
+        spec = EnvSpec(
+            "team", 3 + absent, Box((NUMBERS,)), Discrete(CHOICES), STEPS, fixed_horizon=True, absent_agents=True,
+            critic_input_spec=Box((NUMBERS,)), critic_input=lambda timestep, action: timestep.observation,
+        )  # fmt: skip
+        algo = cls(spec, DataParallel(MISSIONS), hidden_size=4, depth=1, num_epochs=1, **settings)
+        rollout = make_missions(3, absent)
 
+        @jax.jit
+        def learn(key: jax.Array, algo: Any = algo, rollout: Any = rollout) -> Any:
+            state = algo.init(key, None)
+            return algo.learn(state, *rollout, key, start(), algo.phases[0])
 
-def learn_once(algo: Any, env: Any, state: Any) -> tuple[Any, Any, Any]:
-    """Statistics, first moments of the optimizers and metrics after a step on whole missions."""
-    programs, keys = get_programs(env), jax.random.split(jax.random.key(6), BATCH)
-    act = jax.jit(lambda timestep, keys: algo.act(algo.policy(state), (), timestep, keys, start(), "explore"))
-    env_state, timestep = programs.reset_batch(keys, ())
-    rows = []
-    for t in range(env.steps):
-        action, _, extras = act(timestep, jax.vmap(lambda key, t=t: jax.random.fold_in(key, t))(keys))
-        rows.append(Trajectory(timestep, action, extras))
-        env_state, timestep = programs.play(env_state, action, ())
-    trajectory = jax.tree.map(lambda *x: jnp.stack(x), *rows)
-
-    @jax.jit
-    def update(trajectory: Trajectory, last: Any) -> tuple[Any, Any, Any]:
-        prepared = algo.prepare(state, trajectory, last, jax.random.key(1), start())
-        params, batch, metrics = prepared.params, prepared.data, prepared.metrics
-        for stage in algo.updates:
-            params, rows, more = algo.update(stage, params, batch, start())
-            batch, metrics = batch | rows, metrics | more
-        learners, statistics = (params.actor, params.critic), ()
-        if isinstance(algo, Ppo):
-            learning = algo.begin_learning(state, trajectory, last, jax.random.key(1), start())
-            statistics = algo.end_learning(learning)[0].replicated.statistics
-        moments = [part.mu for one in learners for part in one.opt_state if hasattr(part, "mu")]
-        return statistics, moments, metrics
-
-    return update(trajectory, timestep)
+        state, metrics = jax.device_get(learn(jax.random.key(0)))
+        learners = state.replicated.actor, state.replicated.critic
+        gradients = [part.mu for one in learners for part in one.opt_state if hasattr(part, "mu")]
+        learned.append((gradients, metrics, getattr(state.replicated, "statistics", ())))
+    (gradients, metrics, statistics), (gradients_among, metrics_among, statistics_among) = learned
+    assert len(metrics) > 5
+    chex.assert_trees_all_close(metrics_among, metrics, rtol=2e-4, atol=2e-6)
+    chex.assert_trees_all_close(statistics_among, statistics, rtol=1e-4, atol=1e-5)
+    for one, other in zip(gradients, gradients_among, strict=True):
+        np.testing.assert_allclose(other, one, atol=1e-5 * np.abs(one).max())
+        assert np.abs(one).max() > 1e-4
 
 
 def test_an_agent_that_fails_has_terminated() -> None:
@@ -222,14 +237,18 @@ def test_agents_fail_for_good_at_the_rate() -> None:
 
 
 def test_who_failed_neither_moves_nor_measures_nor_sends() -> None:
-    env = make(num_agents=3, loss_rate=0.25, budget=6, communication_range=100.0, channel_metrics=True)
-    programs, rng = get_programs(env), np.random.default_rng(0)
-    state, timestep = programs.reset(jax.random.key(3), ())
-    sizes, attempts = [3], [6]
-    for _ in range(env.steps):
-        mask = np.asarray(timestep.action_mask)
-        action = np.argmax(np.where(mask, rng.random(mask.shape), -1), -1).astype(np.int32)
-        before, (state, timestep) = state, programs.step(state, action, ())
+    last_sizes = [fly_and_lose(jax.random.key(seed)) for seed in range(8)]
+    assert 0 in last_sizes and max(last_sizes) > 0
+    assert {"uavs", "attempts"} <= set(LOSSY.spec.labels) and "uavs" not in communication.METRICS
+
+
+def fly_and_lose(key: jax.Array) -> int:
+    """Fly a mission, look at those that have failed, and return how many have not."""
+    programs, rng = get_programs(LOSSY), np.random.default_rng(0)
+    state, timestep = programs.reset(key, ())
+    sizes, attempts = [SIZE], [SIZE * (SIZE - 1)]
+    for _ in range(LOSSY.steps):
+        before, (state, timestep) = state, programs.step(state, draw_open_actions(rng, timestep), ())
         gone = ~np.asarray(state.team.present)
         np.testing.assert_array_equal(state.positions[gone], before.positions[gone])
         np.testing.assert_array_equal(state.maps.beliefs[:-1][gone], before.maps.beliefs[:-1][gone])
@@ -238,33 +257,27 @@ def test_who_failed_neither_moves_nor_measures_nor_sends() -> None:
         flying = int(np.sum(~gone))
         sizes.append(flying)
         attempts.append(attempts[-1] + flying * (flying - 1))
+        assert float(timestep.metrics["uavs"]) == flying
         if flying == 0:
             np.testing.assert_array_equal(state.maps.beliefs, before.maps.beliefs)
-            assert float(timestep.reward[0]) == env.reward_offset
-        if flying:  # the last budget + 1 steps count
-            drawn_numbers = np.asarray(timestep.observation)[~gone][..., 1].max(axis=(1, 2))
-            np.testing.assert_allclose(drawn_numbers, (np.flatnonzero(~gone) + 1) / 3, atol=1e-6)
-    assert float(timestep.metrics["attempts"]) == attempts[env.steps - 1]
-    assert sizes[-1] < 3 and sorted(sizes, reverse=True) == sizes
-    assert {"uavs", "attempts"} <= set(env.spec.labels) and "uavs" not in communication.METRICS
-    all_gone = make(num_agents=3, loss_rate=1.0)
-    state, timestep = get_programs(all_gone).reset(jax.random.key(0), ())
-    state, timestep = get_programs(all_gone).step(state, np.zeros(3, np.int32), ())
-    assert float(timestep.metrics["uavs"]) == 0 and float(timestep.reward[0]) == all_gone.reward_offset
+            assert float(timestep.reward[0]) == LOSSY.reward_offset
+            continue
+        drawn_numbers = np.asarray(timestep.observation)[~gone][..., 1].max(axis=(1, 2))
+        np.testing.assert_allclose(drawn_numbers, (np.flatnonzero(~gone) + 1) / SIZE, atol=1e-6)
+    assert float(timestep.metrics["attempts"]) == attempts[LOSSY.steps - 1]
+    assert sorted(sizes, reverse=True) == sizes
+    return sizes[-1]
 
 
 def test_missions_are_the_same_until_somebody_fails() -> None:
     """A UAV that fails closes no cell to others either: masks look at those that fly."""
-    usual = {"num_agents": 4, "budget": 5, "failure_rate": 0.2, "q": 3}
-    envs = make(**usual), make(**usual, loss_rate=0.1)
-    compared = 0
-    for key in jax.random.split(jax.random.key(1), 4):
-        pair = [get_programs(env).reset(key, ()) for env in envs]
-        rng = np.random.default_rng(0)
-        for _ in range(6):
-            mask = np.asarray(pair[0][1].action_mask)
-            action = np.argmax(np.where(mask, rng.random(mask.shape), -1), -1).astype(np.int32)
-            pair = [get_programs(env).step(state, action, ()) for env, (state, _) in zip(envs, pair, strict=True)]
+    envs = [get_programs(env) for env in (make(num_agents=SIZE, **USUAL), LOSSY)]
+    rng, compared = np.random.default_rng(0), 0
+    for key in jax.random.split(jax.random.key(1), 24):
+        pair = [env.reset(key, ()) for env in envs]
+        for _ in range(LOSSY.steps):
+            action = draw_open_actions(rng, pair[0][1])
+            pair = [env.step(state, action, ()) for env, (state, _) in zip(envs, pair, strict=True)]
             if not np.all(pair[1][0].team.present):
                 break
             compared += 1
@@ -313,14 +326,14 @@ def test_twelve_starts_in_the_corners() -> None:
 
 
 def test_pictures_show_those_that_fly() -> None:
-    env = make(num_agents=5, team_sizes=(3,), failure_rate=0.3, delay=1)
+    _, env = make_pair(**USUAL)
     states = []
     state, timestep = get_programs(env).reset(jax.random.key(2), ())
-    for _ in range(3):
+    for _ in range(4):
         states.append((state, timestep))
-        state, timestep = get_programs(env).step(state, np.zeros(5, np.int32), ())
+        state, timestep = get_programs(env).step(state, np.zeros(LENGTH, np.int32), ())
     states_, timesteps = jax.tree.map(lambda *x: jnp.stack(x), *states)
-    record = Record(env, "title", "subtitle", "random", states_, timesteps, np.zeros((2, 5), np.int32), {})
+    record = Record(env, "title", "subtitle", "random", states_, timesteps, np.zeros((3, LENGTH), np.int32), {})
     scene = viewer.scene(record)
     assert scene.present[:, :3].all() and not scene.present[:, 3:].any()
     assert not scene.heard[:, 3:].any() and not scene.heard[:, :, 3:].any() and scene.heard[1:].any()

@@ -14,7 +14,7 @@ from helpers.tiny import Corridor
 from envs_jax import viewing
 from envs_jax.viewing import drawing, pictures
 
-NAMES = ("$\\frac{1$", "a$b^c$", "_hidden", "50% <b>&amp;</script>", "back\\slash", "[red]")
+NAMES = ("$\\frac{1$", "_hidden", "50% <b>&amp;</script><script>", "back\\slash @SCENE@ [red]")
 
 
 class Words(viewing.Viewer):

@@ -1,11 +1,7 @@
 """With JAX_ENABLE_X64, which many research programs set, the games are the same: the same types, draws and boards."""
 
 import dataclasses
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.outward import ENVS, SNAKES
+from helpers.programs import equations
 from test_adapters import walk
-from test_batch import jaxprs_in_params
 from test_env_contract import registered_cases
 
 import envs_jax
@@ -25,14 +21,6 @@ from envs_jax.critic_input import with_critic_input
 from envs_jax.progress import add, start, total
 
 COPIES = 3
-
-
-def equations(jaxpr: Any) -> Iterator[Any]:
-    """All equations of a jaxpr and of what it calls."""
-    for equation in jaxpr.eqns:
-        yield equation
-        for inner in jaxprs_in_params(equation.params):
-            yield from equations(inner)
 
 
 def describe(function: Callable[..., Any], *arguments: Any) -> tuple[Any, dict[str, list[str]]]:
@@ -153,37 +141,17 @@ def test_a_package_behind_an_adapter_is_the_same(monkeypatch: pytest.MonkeyPatch
         check_env(env, random=False)
 
 
-PLAY = """
-import json, sys
-import jax
-import numpy as np
-import envs_jax
-from envs_jax import check_env
-if jax.config.jax_enable_x64:
-    check_env(envs_jax.make("snakes_1v1", height=4, width=4, beans=2, max_steps=3))
-env = envs_jax.make("snakes_1v1", **json.loads(sys.argv[1]))
-state, timestep = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(3), 20))
-games = {"head": state.game.head, "beans": state.game.beans, "observation": timestep.observation}
-print(json.dumps({"x64": jax.config.jax_enable_x64, **{k: np.asarray(v).tolist() for k, v in games.items()}}))
-"""
-
-
 @pytest.mark.slow
-def test_boards_are_the_same_and_the_contract_holds() -> None:
-    """In processes of their own, as users start them: every snake and every bean has a cell of its own."""
-
-    def boards(**environment: str) -> dict[str, Any]:
-        variables = {**os.environ, "XLA_FLAGS": "--xla_backend_optimization_level=0", **environment}
-        command = [sys.executable, "-c", PLAY, json.dumps(SNAKES)]
-        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-    wide, usual = boards(JAX_ENABLE_X64="1"), boards(JAX_ENABLE_X64="0")
-    assert wide.pop("x64") and not usual.pop("x64")
-    assert wide == usual
-    for head, beans in zip(wide["head"], wide["beans"], strict=True):
-        places = np.array([*head, *beans])
+def test_boards_are_the_same() -> None:
+    """Every snake and every bean has a cell of its own."""
+    env, boards = envs_jax.make("snakes_1v1", **SNAKES), []
+    for enabled in (False, True):
+        with jax.enable_x64(enabled):
+            state, timestep = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(3), 20))
+            boards.append(jax.device_get((state.game.head, state.game.beans, timestep.observation)))
+    jax.tree.map(np.testing.assert_array_equal, *boards)
+    head, beans, _ = boards[0]
+    for places in np.concatenate([head, beans], axis=1):
         assert len(set(places.tolist())) == len(places)
         assert ((places >> 5) < SNAKES["height"]).all() and ((places & 31) < SNAKES["width"]).all()
 

@@ -16,7 +16,6 @@ import numpy as np
 from jaxrl.common.errors import UserError
 
 COVERAGE_MISSIONS = tuple(f"m{i:02d}" for i in range(10))
-COVERAGE_OWN_MISSIONS = ("own-m00", "own-m01", "own-m02")
 
 SOURCES = ("own", "recorded")
 OWN = {  # our own file by the name of the recorded one

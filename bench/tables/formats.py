@@ -1,6 +1,7 @@
 """Functions that the templates of bench.tables call: reading claims and figures, and filters that format them."""
 
 import dataclasses
+import functools
 import json
 import re
 import statistics
@@ -21,6 +22,7 @@ from jaxrl.report.console import format_si
 
 RESULTS: Path = measure.RESULTS
 _CITED = Path(__file__).with_name("cited.yaml")
+read_all_claims = functools.cache(read_claims)  # once, not for every figure: the file takes a while
 RECORDED = r"\*"  # behind what bench.claims has not measured with all seeds
 
 KNOWN = {  # environments of other libraries by their names in known_cpu.json
@@ -88,7 +90,7 @@ class Figures:
 
 def claim(name: str) -> Figures:
     """Return a claim with its result, once that has all seeds: a single one does not replace several."""
-    chosen = read_claims()[name]
+    chosen = read_all_claims()[name]
     measured = result.read(chosen)
     rows = measured["rows"] if measured else ()
     return Figures(chosen, rows if len(rows) >= len(chosen.seeds) else ())

@@ -31,16 +31,20 @@ def check_types(env: Environment) -> EnvSpec:
     Raises:
         ContractError: the first rule that is broken, in one sentence.
     """
+    return _check_types(env, 0.0, 1, weak=True).spec
+
+
+def _check_types(env: Environment, tolerance: float, copies: int, weak: bool) -> Check:
+    """Return the checks of an environment, of which those of the class, the spec and types have passed."""
     cls: Any = type(env)
     if not (issubclass(cls, Environment) and is_decorated(cls)):
         raise ContractError(
             f"{cls.__name__} must subclass envs_jax.Environment and be decorated with "
             "@dataclasses.dataclass(frozen=True), so that its fields are its settings"
         )
-    spec = check_spec(env)
-    check = Check(env, spec, batched(env), 0.0, 1, weak=True)
+    check = Check(env, check_spec(env), batched(env), tolerance, copies, weak)
     check.types(jax.eval_shape(lambda: jax.random.key(0)), check.context_types())
-    return spec
+    return check
 
 
 @jax.disable_jit(False)
@@ -69,17 +73,15 @@ def check_env(
     Raises:
         ContractError: the first rule that is broken, or the environment runs on the host.
     """
-    spec = check_types(env)
-    batch = batched(env)
-    if batch.on_host:
+    check = _check_types(env, tolerance, copies, weak=False)
+    spec = check.spec
+    if check.batch.on_host:
         raise ContractError(
             f"'{spec.name}' runs on the host, where check_env cannot repeat a step: check it with the tools of its "
             "library (gymnasium.utils.env_checker.check_env, pettingzoo.test.parallel_api_test)"
         )
-    check = Check(env, spec, batch, tolerance, copies)
     key = jax.random.key(0) if key is None else key
     context = check.context()
-    check.types(key, context)
     check.repeatable(key, context)
     played = min(spec.horizon + 2, MOST_STEPS) if steps is None else steps
     start = check.play(key, context, played)

@@ -1,5 +1,6 @@
 """Checks that step the environment: repetition, masks, values, episodes, single copy against batch."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.base import Array, Box, Discrete, TimeStep
-from envs_jax.batch import BatchState
+from envs_jax.batch import BatchedEnvironment, BatchState
 from envs_jax.testing.trees import difference, is_box, named_leaves, program_text, structure, to_host
 from envs_jax.testing.types import TypeCheck, jit
 
@@ -178,13 +179,8 @@ class Check(TypeCheck):
     def play(self, key: Array, context: Any, steps: int) -> tuple[Array, BatchState, TimeStep]:
         """Play a batch, and one of its copies by itself, through an episode and its restart; return keys and reset."""
 
-        def row(tree: Any, index: Array) -> Any:
+        def row(tree: Any, index: Array | int) -> Any:
             return jax.tree.map(lambda x: x[index], tree)
-
-        def start(key: Array) -> Any:
-            keys = jax.random.split(key, self.copies)
-            state, timestep = self.batch.reset(keys, context)
-            return keys, state, timestep, jax.random.fold_in(keys[0], 0), row((state.env, timestep), jnp.int32(0))
 
         def advance(keys: Array, state: BatchState, timestep: TimeStep, step_index: Array, same_action: Array) -> Any:
             """Step all copies (`same_action`: with the first's action); return also the inputs of a single copy."""
@@ -198,12 +194,20 @@ class Check(TypeCheck):
             single_inputs = jax.random.fold_in(root, episode), *row((state.env, action), index)
             return new_state, new_timestep, choices, critic, single_inputs, row((new_state.env, new_timestep), index)
 
+        @jit
+        def draw_keys(key: Array) -> tuple[Array, Array]:
+            """Return the root of each copy, and the key of the first one's first episode."""
+            keys = jax.random.split(key, self.copies)
+            return keys, jax.random.fold_in(keys[0], 0)
+
         self.advance = jit(advance)
-        keys, state, timestep, reset_key, in_batch = jit(start)(key)
+        keys, reset_key = draw_keys(key)
+        single = self.reset(reset_key, context)
+        state, timestep = self._start(keys, context, single)
         begin = keys, state, timestep
         host = to_host(timestep)
         self._check_first(host, "after reset")
-        self._compare_single(in_batch, self.reset(reset_key, context), "after reset")
+        self._compare_single(row(to_host((state.env, timestep)), 0), single, "after reset")
         age = np.zeros(self.copies, int)
         for step_index in range(1, steps + 1):
             when = f"at step {step_index}"
@@ -233,6 +237,27 @@ class Check(TypeCheck):
                     "and read no global state"
                 )
         return begin
+
+    def _start(self, keys: Array, context: Any, single: Any) -> tuple[BatchState, TimeStep]:
+        """Start all copies; `single` is the state and time step of one copy that starts by itself.
+
+        A batch that inherits `reset` and `step` does the same in both: then the program of a step starts copies of the
+        single one anew, as if their episodes had ended, and no program is compiled for the reset.
+        """
+        cls = type(self.batch)
+        inherits = cls.reset is BatchedEnvironment.reset and cls.step is BatchedEnvironment.step
+        if not inherits or structure(jax.eval_shape(self.batch.reset, keys, context)[0].env) != structure(single[0]):
+            return jit(self.batch.reset)(keys, context)
+
+        @jit
+        def ended(keys: Array, single: Any) -> Any:
+            """Return the state and time step [B] after which episode 0 follows."""
+            env, timestep = jax.tree.map(lambda x: jnp.broadcast_to(x, (self.copies, *x.shape)), single)
+            before = BatchState(env=env, key=keys, episode=jnp.full(keys.shape, -1, jnp.int32).astype(jnp.uint32))
+            return before, dataclasses.replace(timestep, terminated=jnp.ones_like(timestep.terminated))
+
+        state, timestep, *_ = self.advance(keys, *ended(keys, single), np.int32(0), np.bool_(False))
+        return state, timestep
 
     def _check_first(self, timestep: TimeStep, when: str) -> None:
         self._check_values(timestep, when)

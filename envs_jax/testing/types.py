@@ -75,7 +75,8 @@ class TypeCheck:
         return start
 
     def context(self) -> Any:
-        start = self.context_types()
+        """Return the context at the start of training."""
+        start = jax.eval_shape(self.env.context, jax.eval_shape(progress_at_start))
         return jit(self.env.context)(progress_at_start()) if jax.tree.leaves(start) else start
 
     def _trace(self, what: str, function: Callable[[], Any]) -> Any:

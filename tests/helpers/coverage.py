@@ -9,23 +9,10 @@ import numpy as np
 import envs_jax
 from envs_jax.batch import batched
 from envs_jax.coverage import actions
-from helpers.programs import get_programs
 
 
 def make(**settings):
     return envs_jax.make("coverage", **{"q": 3, "budget": 4, **settings})
-
-
-def fly(env, key, steps=None):
-    """States and time steps of a mission with random open actions."""
-    programs = get_programs(env)
-    state, timestep = programs.reset(key, ())
-    steps_seen = [(state, timestep)]
-    for t in range(env.steps if steps is None else steps):
-        action = programs.policy("random")(state, timestep, jax.random.fold_in(key, 99 + t))
-        state, timestep = programs.step(state, action, ())
-        steps_seen.append((state, timestep))
-    return steps_seen
 
 
 move = jax.jit(actions.move, static_argnums=2)
@@ -67,7 +54,7 @@ def proceed(env, state, action):
 
 
 def wander(env, key):
-    """As `fly`, in fewer programs, with moves that do not depend on the key."""
+    """States and time steps of a mission with random open actions, which do not depend on the key."""
     rng = np.random.default_rng(0)
     steps_seen = [begin(env, key)]
     for _ in range(env.steps):

@@ -12,7 +12,6 @@ from bench.parity.records import CoverageRecord
 COVERAGE_MISSIONS = records.COVERAGE_MISSIONS
 COVERAGE_FULL_MISSIONS = ("m03", "m04", "m05", "m06", "m08", "m09")  # whole belief maps recorded at every step
 COVERAGE_GREEDY = ("ig0", "ig1")
-SOURCES = records.SOURCES
 
 
 @contextlib.contextmanager
@@ -25,7 +24,7 @@ def skipping() -> Iterator[None]:
 
 
 def load(name: str, source: str = "recorded") -> dict[str, np.ndarray]:
-    """All arrays of a record file; skips the test if it is absent. source: one of SOURCES."""
+    """All arrays of a record file; skips the test if it is absent. source: one of records.SOURCES."""
     with skipping():
         return records.load(name, source)
     raise AssertionError("skipping ends the test")

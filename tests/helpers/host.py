@@ -110,7 +110,7 @@ class Fragile(_Env):
 
 
 class Slow(_Env):
-    """An environment whose step takes a minute."""
+    """An environment whose step says that it has begun, and takes ten minutes."""
 
     def __init__(self) -> None:
         self.observation_space, self.action_space = spaces.Discrete(2), spaces.Discrete(2)
@@ -119,7 +119,8 @@ class Slow(_Env):
         return 0, {}
 
     def step(self, action: Any) -> Any:
-        time.sleep(60)
+        print("in a step", flush=True)
+        time.sleep(600)
         return 1, 0.0, False, False, {}
 
 

@@ -24,6 +24,7 @@ from jaxrl.algos.sac import Sac
 from jaxrl.algos.student import Student
 from jaxrl.nn import optimizers
 from jaxrl.rl.data_parallel import DataParallel, logical_shards, make_mesh
+from jaxrl.runtime.rollouts import Evaluator, learned_policy
 from jaxrl.runtime.trainer import BlockMetrics, Trainer, TrainState
 
 SMALL = {"hidden_size": 16, "batch_size": 16, "buffer_size": 400}
@@ -141,23 +142,39 @@ def run(trainer: Trainer, iterations: int) -> tuple[TrainState, BlockMetrics]:
     return state, metrics
 
 
+def score_after(trainer: Trainer, seed: int, iterations: int, metric: str) -> float:
+    """The mean of a metric in held-out episodes after training, of an algorithm with a single phase."""
+    (phase,) = trainer.algo.phases
+    state, _ = trainer.make_block(phase)(trainer.init(jax.random.key(seed)), jnp.int32(iterations))
+    acts = learned_policy(trainer.algo)
+    evaluator = Evaluator(trainer.env, acts, 256, make_mesh(1), init_carry=trainer.algo.init_carry)
+    results = evaluator.jit_final_values()(trainer.policies(state), jax.random.key(9), ())
+    return float(np.mean(results[metric]))
+
+
+def keys_as_numbers(tree: Any) -> Any:
+    """The same with the words of random keys in their place."""
+
+    def as_numbers(leaf: Array) -> Array:
+        return jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+
+    return jax.tree.map(as_numbers, tree)
+
+
 def digest(tree: Any) -> dict[str, str]:
     """A hash of every leaf."""
-
-    def leaf_digest(leaf: Array) -> str:
-        leaf = jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
-        return hashlib.sha256(np.asarray(leaf).tobytes()).hexdigest()[:12]
-
-    return {jax.tree_util.keystr(path): leaf_digest(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    leaves = jax.tree_util.tree_leaves_with_path(keys_as_numbers(tree))
+    return {
+        jax.tree_util.keystr(path): hashlib.sha256(np.asarray(leaf).tobytes()).hexdigest()[:12] for path, leaf in leaves
+    }
 
 
 def assert_close(first: Any, second: Any, tolerance: float) -> None:
     """Two states agree: whole numbers and keys are equal, real numbers up to the rounding of sums."""
     assert jax.tree.structure(first) == jax.tree.structure(second)
+    first, second = keys_as_numbers((first, second))
     pairs = zip(jax.tree_util.tree_leaves_with_path(first), jax.tree.leaves(second), strict=True)
     for (path, one), other in pairs:
-        if jnp.issubdtype(one.dtype, jax.dtypes.prng_key):
-            one, other = jax.random.key_data(one), jax.random.key_data(other)
         one, other = np.asarray(one), np.asarray(other)
         if np.issubdtype(one.dtype, np.floating):
             if "['qkv']['bias']" in jax.tree_util.keystr(path):  # keys' third changes nothing: its gradient is rounding

@@ -1,10 +1,12 @@
 """Programs of environments, each compiled once in a process: most of the time, tests wait for the compiler."""
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+from jax.extend.core import jaxprs_in_params
 
 from envs_jax import Environment
 from envs_jax.batch import batched
@@ -39,3 +41,27 @@ class Programs:
 def get_programs(env: Environment) -> Programs:
     """The programs of an environment; equal environments share them."""
     return Programs(env)
+
+
+@contextlib.contextmanager
+def note_compilations() -> Iterator[list[str]]:
+    """A list with an entry for each program that is compiled meanwhile, or read from the cache on the disk."""
+    compiled: list[str] = []
+
+    def note(event: str, seconds: float, **_: Any) -> None:
+        if "backend_compile" in event:
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    try:
+        yield compiled
+    finally:
+        jax.monitoring.unregister_event_duration_listener(note)
+
+
+def equations(jaxpr: Any) -> Iterator[Any]:
+    """All equations of a jaxpr and of what it calls."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in jaxprs_in_params(equation.params):
+            yield from equations(inner)

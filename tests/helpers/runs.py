@@ -1,6 +1,7 @@
 """Runs by the real command's main, how they ended, and programs that runs of one configuration share."""
 
 import dataclasses
+import re
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from jaxrl.cli import train
 from jaxrl.report.writer import read_metrics
 from jaxrl.runtime import run as runs
 from jaxrl.runtime.build import Run
-from jaxrl.runtime.compiling import CompiledRun, compile_run
+from jaxrl.runtime.compiling import CompiledRun, RunCompiler, compile_run
 from jaxrl.runtime.train_state import Position
 
 # What a run may have otherwise with the same programs; how long schedules last is a setting of its own.
@@ -80,9 +81,13 @@ def shared_programs() -> Iterator[None]:
         places = (Position(), position or Position())
         whole, left = (place.remaining(phases, settings.num_envs, settings.total_env_steps) for place in places)
         init_from = "weights" if settings.init_from else ""
-        key = run.config.with_run(**BESIDE, init_from=init_from).to_yaml(), tuple(map(bool, whole))
+        sweep = re.sub("[^=, ]+(?=[, ]|$)", "value", settings.sweep)
+        key = run.config.with_run(**BESIDE, init_from=init_from, sweep=sweep).to_yaml(), tuple(map(bool, whole))
         if key not in compiled_runs:
             compiled_runs[key] = compile_run(run, inputs, say)
+        elif settings.sweep and position is None:  # only the start knows the values of a sweep
+            start = RunCompiler(run, say).make_start(inputs)
+            compiled_runs[key] = dataclasses.replace(compiled_runs[key], start=start)
         blocks = [
             block if iterations else None for block, iterations in zip(compiled_runs[key].blocks, left, strict=True)
         ]

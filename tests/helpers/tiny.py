@@ -79,6 +79,15 @@ class Corridor(Environment):
 
 
 @dataclasses.dataclass(frozen=True)
+class Treadmill(Corridor):
+    """Never ends by itself; every step is worth 1."""
+
+    def _timestep(self, state: CorridorState, reward: Any, first: bool) -> TimeStep:
+        timestep = super()._timestep(state, 0.0 if first else 1.0, first)
+        return dataclasses.replace(timestep, terminated=jnp.bool_(False), truncated=state.t >= self.horizon)
+
+
+@dataclasses.dataclass(frozen=True)
 class TinyQ(Algorithm):
     """Q-learning with a linear network and a replay of whole rows, one ring per logical shard."""
 
