@@ -125,7 +125,8 @@ def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD)
                 "take turns: leave out cpu_envs_per_iteration"
             )
         total = _total_env_steps(settings, algo)
-        phases = _add_first_stage(config.algo, algo, env.env.first_stage(), settings.schedule_env_steps or total)
+        stage = env.env.first_stage()
+        phases = _add_first_stage(config.algo, algo, stage, settings.schedule_env_steps or total)
     storage_dtype = precision.rollout_dtype(settings.rollout_dtype)
     num_envs = settings.num_envs or layout.num_envs
     resolved = config.with_run(
@@ -158,9 +159,7 @@ def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD)
     notes = [*algo.summary(), *(f"warning: {line}" for line in warnings if line)]
     if trainer.turns > 1:
         notes.insert(0, f"An iteration takes {layout.num_envs:,} of the {num_envs:,} environments, in turn.")
-    first_trainer = None
-    if len(phases) > len(algo.phases):
-        first_trainer = dataclasses.replace(trainer, env=batched(env.env.first_stage().env))
+    first_trainer = dataclasses.replace(trainer, env=batched(stage.env)) if stage else None
     return Run(resolved, env, algo, trainer, phases, first_trainer, mesh, limit, notes, resuming)
 
 
