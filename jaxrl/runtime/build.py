@@ -119,7 +119,8 @@ def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD)
         )
         algo = algo.with_chunks(learn_chunk, forward_chunk)
         _check_phases(config.algo, algo.phases)
-        if algo.layout.num_envs < settings.num_envs and not all(phase.restart for phase in algo.phases):
+        num_envs = _count_envs(config, env.spec)
+        if layout.num_envs < num_envs and not all(phase.restart for phase in algo.phases):
             raise UsageError(
                 f"'{config.algo}' goes on with the same environments from one iteration to the next, so they cannot "
                 "take turns: leave out cpu_envs_per_iteration"
@@ -128,7 +129,6 @@ def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD)
         stage = env.env.first_stage()
         phases = _add_first_stage(config.algo, algo, stage, settings.schedule_env_steps or total)
     storage_dtype = precision.rollout_dtype(settings.rollout_dtype)
-    num_envs = settings.num_envs or layout.num_envs
     resolved = config.with_run(
         num_envs=num_envs,
         logical_shards=layout.shards,
@@ -199,8 +199,7 @@ def _layout(config: Config, spec: EnvSpec) -> DataParallel:
     """Return the layout on one device, without learn_chunk. Raises UsageError."""
     settings = config.run
     cls = algos.find(config.algo)
-    num_envs = settings.num_envs or cls.default_num_envs(spec, config.algo_settings)
-    num_envs = _count_envs_in_turn(settings, num_envs)
+    num_envs = _count_envs_in_turn(settings, _count_envs(config, spec))
     batch = cls.batch(spec, config.algo_settings, num_envs)
     shards = settings.logical_shards or logical_shards(num_envs, batch)
     fitting = largest_divisor(math.gcd(num_envs, batch, 8), shards)
@@ -216,6 +215,10 @@ def _layout(config: Config, spec: EnvSpec) -> DataParallel:
         )
     dtype = precision.compute_dtype(settings.compute_dtype, jax.default_backend())
     return DataParallel(num_envs, shards, compute_dtype=dtype)
+
+
+def _count_envs(config: Config, spec: EnvSpec) -> int:
+    return config.run.num_envs or algos.find(config.algo).default_num_envs(spec, config.algo_settings)
 
 
 def _count_envs_in_turn(settings: RunSettings, num_envs: int) -> int:
