@@ -333,6 +333,21 @@ class EnvSpec:
         return words + (f" ({task})" if task else "") + comma + unit
 
 
+@dataclasses.dataclass(frozen=True)
+class FirstStage:
+    """The easier episodes with which training begins, see `Environment.first_stage`.
+
+    Attributes:
+        name: a few words for the user.
+        env: the environment that has them.
+        share: share of the training's environment steps that are taken in it, 0 to 1.
+    """
+
+    name: str
+    env: "Environment"
+    share: float
+
+
 class Environment:
     """Base class of environments. Subclass it as a frozen dataclass whose fields are the settings.
 
@@ -361,6 +376,10 @@ class Environment:
         """Return the schedules' values, read by `reset` and `step`; a pytree of arrays without batch axis."""
         del progress
         return ()
+
+    def first_stage(self) -> FirstStage | None:
+        """Return the easier environment in which training begins; its spec is that of this one. None: there is none."""
+        return None
 
     def for_evaluation(self) -> "Environment":
         """Return the environment that chooses a run's best checkpoint; override it where training is scheduled."""

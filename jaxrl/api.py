@@ -183,6 +183,11 @@ def make_train(
             f"'{config.algo}' needs other runs, use jaxrl.train"
         )
     run = build_run(config, custom=_custom(networks, optimizers))
+    if run.first_trainer:
+        raise UsageError(
+            f"make_train returns a function with one environment, but training begins with {run.phases[0].name}: leave "
+            "that out, or use jaxrl.train"
+        )
     if run.env.on_host:
         raise UsageError(
             f"make_train returns a function that JAX can vmap, but '{run.env.spec.name}' runs on the host: use "

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs_jax.base import Array, Box, Discrete, Environment, EnvSpec, Reduction, TimeStep
+from envs_jax.base import Array, Box, Discrete, Environment, EnvSpec, FirstStage, Reduction, TimeStep
 from envs_jax.batch import BatchedEnvironment, BatchState
 from envs_jax.coverage import (
     actions,
@@ -37,7 +37,7 @@ from envs_jax.coverage.joining import Numbers
 from envs_jax.coverage.maps.types import Maps, Measurements, Sent, UpdateStats, empty
 from envs_jax.coverage.sensor import Noise
 from envs_jax.coverage.terrain import Terrain
-from envs_jax.coverage.types import CoverageConfig, State
+from envs_jax.coverage.types import SMALL_Q, CoverageConfig, State
 from envs_jax.progress import Progress, start
 from envs_jax.stages import on_cpu, runs_triton, when
 
@@ -145,6 +145,13 @@ class Coverage(CoverageConfig):
         In place of it `reset` and `step` take the `Numbers` of `join`.
         """
         return jnp.minimum(progress.fraction / self.channel_ramp, 1.0) if self.channel_ramp else ()
+
+    def first_stage(self) -> FirstStage | None:
+        """Return missions on small maps: observations hardly depend on the resolution, so what is learned is of use."""
+        if not self.small_maps_first or self.q <= SMALL_Q:
+            return None
+        small = dataclasses.replace(self, q=SMALL_Q, small_maps_first=0.0)
+        return FirstStage("small maps", small, self.small_maps_first)
 
     def for_evaluation(self) -> "Coverage":
         """Return the environment with the full failure rates and delays."""

@@ -41,9 +41,10 @@ class Numbers:
     comm_range: Any  # float32[], m, divided by `CoverageConfig.stretch`; not read where ranges are random
 
 
-# Settings that `join` takes away from the program; of the ramp of training only the end counts
+# Settings that `join` takes away from the program; of what changes during training only the end counts
 _FREE = {
     "num_agents", "team_sizes", "loss_rate", "communication_range", "failure_rate", "delay", "channel_ramp",
+    "small_maps_first",
 }  # fmt: skip
 
 
@@ -68,6 +69,7 @@ def join(envs: Sequence[Any]) -> tuple[Any, list[Numbers]] | None:
         loss_rate=max(env.loss_rate for env in envs),
         communication_range=max(env.communication_range for env in envs),
         channel_ramp=0.0,
+        small_maps_first=0.0,
         failure_rate=_one_or_several(_union(env.failure_rates for env in envs)),
         delay=_one_or_several(_union(env.delays for env in envs)),
     )

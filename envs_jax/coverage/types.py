@@ -17,6 +17,7 @@ from envs_jax.coverage.terrain import Terrain
 TERRAINS = (*terrain.FAMILIES, "mixed")
 MAX_AGENTS = 12
 MAX_Q = 200  # below 2 the lowest camera covers no cell
+SMALL_Q = 7  # of the maps with which training may begin
 
 
 @pytree
@@ -68,6 +69,12 @@ class CoverageConfig(Environment):
         "divide the camera's footprint at 5 m altitude into q x q cells; more cells make larger maps (57: 493 x 493, "
         "7: 60 x 60)",
         between=(2, MAX_Q),
+    )
+    small_maps_first: float = setting(
+        0.0,
+        f"where q is larger, spend this share of the training, at its beginning, on missions with q = {SMALL_Q}, which "
+        "cost little",
+        between=(0, 1),
     )
     num_actions: int = setting(6, "give each UAV 4 moves (level), 6 (also up and down) or 27 (also diagonals)")
     communication_range: float = setting(25.0, "deliver messages between UAVs up to this distance, m", between=(0, 1e6))

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from envs_jax.base import Environment, EnvSpec
+from envs_jax.base import Environment, EnvSpec, FirstStage
 from envs_jax.batch import BatchedEnvironment, batched
 from envs_jax.testing import ContractError, check_types
 from jaxrl import algos
@@ -40,6 +40,8 @@ class Run:
     env: BatchedEnvironment
     algo: Algorithm
     trainer: Trainer
+    phases: tuple[Phase, ...]  # the algorithm's, after that of an easier environment if there is one
+    first_trainer: Trainer | None  # of the phase in that environment
     mesh: Mesh
     limit: int  # bytes that it may use on a device
     notes: list[str]  # sentences for the user
@@ -48,6 +50,12 @@ class Run:
     @functools.cached_property
     def eval_env(self) -> BatchedEnvironment:
         return batched(self.env.env.for_evaluation())
+
+    @property
+    def trainers(self) -> tuple[Trainer, ...]:
+        """The trainer of each phase."""
+        first = (self.first_trainer,) if self.first_trainer else ()
+        return (*first, *(self.trainer for _ in self.algo.phases))
 
     @property
     def eval_iterations(self) -> int:
@@ -111,10 +119,18 @@ def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD)
         )
         algo = algo.with_chunks(learn_chunk, forward_chunk)
         _check_phases(config.algo, algo.phases)
+        num_envs = _count_envs(config, env.spec)
+        if layout.num_envs < num_envs and not all(phase.restart for phase in algo.phases):
+            raise UsageError(
+                f"'{config.algo}' goes on with the same environments from one iteration to the next, so they cannot "
+                "take turns: leave out cpu_envs_per_iteration"
+            )
         total = _total_env_steps(settings, algo)
+        stage = env.env.first_stage()
+        phases = _add_first_stage(config.algo, algo, stage, settings.schedule_env_steps or total)
     storage_dtype = precision.rollout_dtype(settings.rollout_dtype)
     resolved = config.with_run(
-        num_envs=layout.num_envs,
+        num_envs=num_envs,
         logical_shards=layout.shards,
         rollout_chunk=rollout_chunk,
         learn_chunk=learn_chunk,
@@ -133,14 +149,18 @@ def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD)
         rollout_chunk=rollout_chunk,
         storage_dtype=storage_dtype,
         total_env_steps=resolved.run.schedule_env_steps,
+        turns=num_envs // layout.num_envs,
         seeds=settings.num_seeds,
         sweep={name: tuple(values[name] for values in combined) for name in combined[0]},
         vectorized=jax.default_backend() != "cpu" and not any(phase.restart for phase in algo.phases),
     )
-    incomplete = _warn_of_incomplete_phases(algo.phases, layout.num_envs, total)
+    incomplete = _warn_of_incomplete_phases(phases, layout.num_envs, total)
     warnings = (warning, warn_of_short_episodes(algo, total), incomplete, *algo.warnings(total))
     notes = [*algo.summary(), *(f"warning: {line}" for line in warnings if line)]
-    return Run(resolved, env, algo, trainer, mesh, limit, notes, resuming)
+    if trainer.turns > 1:
+        notes.insert(0, f"An iteration takes {layout.num_envs:,} of the {num_envs:,} environments, in turn.")
+    first_trainer = dataclasses.replace(trainer, env=batched(stage.env)) if stage else None
+    return Run(resolved, env, algo, trainer, phases, first_trainer, mesh, limit, notes, resuming)
 
 
 def build_algorithm(config: Config, custom: Custom = STANDARD) -> Algorithm:
@@ -148,6 +168,11 @@ def build_algorithm(config: Config, custom: Custom = STANDARD) -> Algorithm:
     with usage_errors():
         spec = config.make_env().spec
         return _make_algorithm(config, spec, _layout(config, spec), custom)
+
+
+def count_phases(config: Config, algo: Algorithm) -> int:
+    """Return how many phases a run has: the algorithm's, and one before them if training begins elsewhere."""
+    return len(algo.phases) + (config.make_env().first_stage() is not None)
 
 
 def _check_environment(env: Environment) -> None:
@@ -174,7 +199,7 @@ def _layout(config: Config, spec: EnvSpec) -> DataParallel:
     """Return the layout on one device, without learn_chunk. Raises UsageError."""
     settings = config.run
     cls = algos.find(config.algo)
-    num_envs = settings.num_envs or cls.default_num_envs(spec, config.algo_settings)
+    num_envs = _count_envs_in_turn(settings, _count_envs(config, spec))
     batch = cls.batch(spec, config.algo_settings, num_envs)
     shards = settings.logical_shards or logical_shards(num_envs, batch)
     fitting = largest_divisor(math.gcd(num_envs, batch, 8), shards)
@@ -190,6 +215,40 @@ def _layout(config: Config, spec: EnvSpec) -> DataParallel:
         )
     dtype = precision.compute_dtype(settings.compute_dtype, jax.default_backend())
     return DataParallel(num_envs, shards, compute_dtype=dtype)
+
+
+def _count_envs(config: Config, spec: EnvSpec) -> int:
+    return config.run.num_envs or algos.find(config.algo).default_num_envs(spec, config.algo_settings)
+
+
+def _count_envs_in_turn(settings: RunSettings, num_envs: int) -> int:
+    """Return how many of the environments an iteration rolls out. Raises UsageError: they have no equal parts."""
+    most = settings.cpu_envs_per_iteration or num_envs
+    chosen = largest_divisor(num_envs, most)
+    if chosen < min(num_envs, most) / 2:
+        raise UsageError(
+            f"{num_envs} environments have no equal parts of about {most}, cpu_envs_per_iteration, that take turns: "
+            f"use --num_envs {-(-num_envs // most) * most}, or --cpu_envs_per_iteration 0"
+        )
+    return chosen
+
+
+def _add_first_stage(name: str, algo: Algorithm, stage: FirstStage | None, total: int) -> tuple[Phase, ...]:
+    """Return the phases of an algorithm, with one before them if training begins in an easier environment.
+
+    Raises UsageError: the algorithm cannot change environments.
+    """
+    phases = algo.phases
+    if stage is None:
+        return phases
+    if len(phases) > 1 or not phases[0].restart:
+        raise UsageError(
+            f"'{name}' goes on with the same environments from one iteration to the next, so training cannot begin "
+            f"with {stage.name}: choose an algorithm that begins new episodes in each iteration, such as coma"
+        )
+    (phase,) = phases
+    iterations = round(stage.share * total / (phase.steps * algo.layout.num_envs))
+    return (dataclasses.replace(phase, name=stage.name, iterations=iterations), phase)
 
 
 def _make_algorithm(

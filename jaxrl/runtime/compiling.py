@@ -17,6 +17,7 @@ from jaxrl.runtime.pieces import Pieces, make_programs, needs_pieces
 from jaxrl.runtime.program import Program
 from jaxrl.runtime.rollouts import Evaluator, hold_out, learned_policy
 from jaxrl.runtime.train_state import Position
+from jaxrl.runtime.trainer import Trainer
 
 # (state, iterations) -> (state, metrics), or `Pieces` where an iteration takes long
 Block = Program | Pieces
@@ -58,7 +59,7 @@ def compile_run(
     """
     compiler = RunCompiler(run, say)
     settings = run.config.run
-    phases = run.algo.phases
+    phases = run.phases
     current = position or Position()
     remaining = current.remaining(phases, run.trainer.layout.num_envs, settings.total_env_steps)
     blocks = compiler.make_blocks(remaining)
@@ -89,13 +90,16 @@ class RunCompiler:
 
     def make_blocks(self, remaining: list[int]) -> list[Block | None]:
         """Return a block for each phase that has iterations left."""
-        phases = self.run.algo.phases
+        phases = self.run.phases
         if self.run.algo.one_program and len(phases) > 1 and jax.default_backend() == "cpu":
             # as fast as a program for each phase, and compiled once; not tried on GPUs
             names = list_names([f"'{phase.name}'" for phase in phases])
-            joint = self._make_block(f"the phases {names}", None)
+            joint = self._make_block(f"the phases {names}", None, self.trainer)
             return [joint if left else None for left in remaining]
-        return [self._make_phase(phase) if left else None for phase, left in zip(phases, remaining, strict=True)]
+        return [
+            self._make_phase(phase, trainer) if left else None
+            for phase, trainer, left in zip(phases, self.run.trainers, remaining, strict=True)
+        ]
 
     def make_start(self, inputs: Any) -> Program:
         return self._make_program("the start", lambda: (self.trainer.make_init(), self.trainer.key_shapes(), inputs))
@@ -103,16 +107,16 @@ class RunCompiler:
     def make_evaluation(self) -> Program:
         return self._make_program("the evaluation", self._jit_evaluation, self.state_bytes)
 
-    def _make_phase(self, phase: Phase) -> Block:
+    def _make_phase(self, phase: Phase, trainer: Trainer) -> Block:
         # hosts would choose different pieces; steps on the host cannot be dropped, as pieces that are measured are
         single = self.trainer.trials == 1 and hosts.count_hosts() == 1 and not self.run.env.on_host
         if single and needs_pieces(self.run.algo, phase, jax.default_backend()):
-            return self._make_pieces(phase)
-        return self._make_block(f"phase '{phase.name}'", phase)
+            return self._make_pieces(phase, trainer)
+        return self._make_block(f"phase '{phase.name}'", phase, trainer)
 
-    def _make_block(self, what: str, phase: Phase | None) -> Program:
+    def _make_block(self, what: str, phase: Phase | None, trainer: Trainer) -> Program:
         count = self.trainer.place_shapes(jax.ShapeDtypeStruct((), jnp.int32), REPLICATED)
-        return self._make_program(what, lambda: (self.trainer.make_block(phase), self.state, count))
+        return self._make_program(what, lambda: (trainer.make_block(phase), self.state, count))
 
     def _make_program(self, what: str, make: Callable[[], tuple[Any, ...]], other_bytes: int = 0) -> Program:
         """Return a program of `make`, as in `Program`; `other_bytes` are in memory while it runs."""
@@ -123,8 +127,8 @@ class RunCompiler:
 
         return Program(make, report)
 
-    def _make_pieces(self, phase: Phase) -> Pieces:
-        functions = make_programs(self.trainer, phase)
+    def _make_pieces(self, phase: Phase, trainer: Trainer) -> Pieces:
+        functions = make_programs(trainer, phase)
         buffer_bytes = memory_plan.local_size(functions["begin"][2])
         stage_names = {stage.name for stage in self.run.algo.learn_stages}
         sizes: list[int] = []

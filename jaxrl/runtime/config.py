@@ -26,6 +26,7 @@ from envs_jax.settings import (
     setting,
     short_repr,
 )
+from envs_jax.stages import on_cpu
 from jaxrl import algos
 from jaxrl.common.dtypes import Compute, Store
 from jaxrl.common.errors import UsageError, list_names, usage_errors
@@ -51,6 +52,9 @@ class RunSettings:
     num_envs: int = setting(0,
         "number of environments stepped in parallel; 0 = what the algorithm's settings imply; more of them use the "
         "device better and need more memory", between=(0, MAX_ENVS))
+    cpu_envs_per_iteration: int = setting(0,
+        "on a CPU, most environments that an iteration takes, in turn, where iterations begin new episodes; many small "
+        "iterations learn more than a few large ones, and a CPU computes them as fast; 0 = all", between=(0, MAX_ENVS))
     seed: int = setting(0, "random seed of the run", between=(0, 2**32 - 1))
     num_seeds: int = setting(1,
         "number of seeds trained together in one program: the seed of the run and the next ones; devices share them",
@@ -315,9 +319,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def for_this_device(config: Config) -> Config:
-    """Return the configuration with the settings of `Environment.for_this_device`."""
+    """Return the configuration of a new run on this process's device: it and the environment choose some settings."""
     env = config.make_env().for_this_device()
-    return dataclasses.replace(config, env_settings={name: getattr(env, name) for name in config.env_settings})
+    config = dataclasses.replace(config, env_settings={name: getattr(env, name) for name in config.env_settings})
+    return config if on_cpu() else config.with_run(cpu_envs_per_iteration=0)
 
 
 def build(values: dict[str, Any], where: str, with_env: bool = True) -> Config:

@@ -20,7 +20,7 @@ from jaxrl.common.files import is_file
 from jaxrl.integrations import expert_dataset
 from jaxrl.report.console import lend_handler
 from jaxrl.runtime import hosts, run_directory
-from jaxrl.runtime.build import Run, build_algorithm
+from jaxrl.runtime.build import Run, build_algorithm, count_phases
 from jaxrl.runtime.checkpoint import SMALL, CheckpointError, Checkpoints
 from jaxrl.runtime.config import Config
 from jaxrl.runtime.digests import digest_arrays
@@ -148,11 +148,11 @@ def _read_states(saved: _SavedRun, best: bool) -> tuple[dict[int, AlgoState], in
         if count == 1:
             return {saved.config.run.seed: AlgoState(replicated, ())}, step
         folders = [trial.folder for trial in all_trials]
-        check_meta(meta, step, root, len(saved.algo.phases), folders)
+        check_meta(meta, step, root, count_phases(saved.config, saved.algo), folders)
         failed = meta["failed"]
         if saved.checkpoint is None and len(indices) > 1 and step != checkpoints.steps()[-1]:
             newest, newest_meta = checkpoints.newest()
-            check_meta(newest_meta, newest, root, len(saved.algo.phases), folders)
+            check_meta(newest_meta, newest, root, count_phases(saved.config, saved.algo), folders)
             failed = newest_meta["failed"] | failed
     lost = {k: failed[all_trials[k].folder] for k in indices if all_trials[k].folder in failed}
     described = describe_failed({all_trials[k].folder: iteration for k, iteration in lost.items()})

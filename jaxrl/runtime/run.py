@@ -153,7 +153,7 @@ def _find_resume_point(directory: Path, run: Run, before: Config, checkpoints: C
     if meta.get(SMALL):
         raise UsageError(f"{directory} holds only weights, which cannot be resumed: start a run with --init_from")
     folders = [trial.folder for trial in trials.trials(run.config)]
-    saved_run.check_meta(meta, step, directory, len(run.algo.phases), folders)
+    saved_run.check_meta(meta, step, directory, len(run.phases), folders)
 
     def check_metrics() -> None:
         for folder, mark in zip([".", *folders], meta["metrics"], strict=False):
@@ -175,7 +175,7 @@ def _is_finished(run: Run, meta: dict[str, Any]) -> bool:
     """Return whether a checkpoint with this metadata leaves neither iterations nor the last evaluation to do."""
     position = Position.from_meta(meta)
     settings = run.config.run
-    left = position.remaining(run.algo.phases, run.trainer.layout.num_envs, settings.total_env_steps)
+    left = position.remaining(run.phases, run.trainer.layout.num_envs, settings.total_env_steps)
     return not any(left) and (not settings.eval_every or meta["evaluated"] == position.iterations)
 
 

@@ -75,7 +75,7 @@ class Session:
         self.checkpoints = checkpoints
         self.monitor = monitor
         self.settings = run.config.run
-        self.phases = run.algo.phases
+        self.phases = run.phases
         self.trials = run.trainer.trials
         self.position = Position()
         self._folders = [trial.folder for trial in trials(run.config)]

@@ -84,6 +84,7 @@ class Trainer:
     rollout_chunk: int  # environments rolled out at a time on a device, in phases that restart them; 0 = all
     storage_dtype: Any  # dtype of stored observations that lie in [0, 1]
     total_env_steps: int  # denominator of `Progress.fraction`; schedules do not change when a run is extended
+    turns: int = 1  # iterations until each environment has had its turn, in phases that restart them
     seeds: int = 1  # the run's seed and the next ones, trained in one program
     # {setting of the algorithm: its values, one for each combination}; each is trained with all seeds
     sweep: Mapping[str, Sequence[float]] = dataclasses.field(default_factory=dict)
@@ -261,7 +262,9 @@ class Trainer:
         def collect_chunk(batch: Any) -> Collected:
             indices, *loop = batch
             if phase.restart:
-                env, timestep = begin_envs(make_env_keys(state.key, indices), context, state.iterations)
+                turn = (state.iterations % self.turns).astype(jnp.int32)
+                env_keys = make_env_keys(state.key, indices + turn * self.layout.num_envs)
+                env, timestep = begin_envs(env_keys, context, state.iterations)
                 loop = [self.algo.init_carry(policy, timestep, indices), env, timestep, start_statistics(timestep)]
 
             def take_step(loop: Any, t: Array) -> tuple[Any, tuple[Trajectory, Any]]:
