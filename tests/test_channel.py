@@ -80,6 +80,11 @@ def test_counts_of_a_scripted_mission(settings: dict[str, Any], expected: dict[s
     assert set(communication.METRICS) <= set(env.spec.metrics) and set(env.spec.labels) == set(env.spec.metrics)
 
 
+def test_random_ranges_are_those_of_the_original() -> None:
+    drawn = jax.vmap(communication.draw_range)(jax.random.split(jax.random.key(0), 200))
+    assert tuple(np.unique(drawn)) == oracle.RANDOM_RANGES
+
+
 def test_the_load_is_positions_and_footprints() -> None:
     """After the first measurement: from each of the four corners to three receivers."""
     env = make(**ROUTE, channel_metrics=True)

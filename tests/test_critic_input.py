@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from helpers.tiny import Corridor
 
+import envs_jax
 from envs_jax import Box, Discrete, EnvSpec, check_env, restart
 from envs_jax.critic_input import with_critic_input
 from jaxrl.cli import train
@@ -112,3 +113,14 @@ def test_contract():
 def test_coma_trains_without_a_critic_input(tmp_path, env):
     words = f"--algo coma --env {env} --num_envs 8 --devices 1 --num_epochs 1 --hidden_size 4"
     assert train.main([*words.split(), "--total_env_steps", "64", "--memory_gb", "8", "--runs", str(tmp_path)]) == 0
+
+
+def test_the_critic_of_coverage_sees_observations_in_the_dtype_in_which_they_are_stored() -> None:
+    env = envs_jax.make("coverage", q=3, num_agents=2, budget=2)
+    _, timestep = jax.eval_shape(env.reset, jax.random.key(0))
+
+    def store(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, jnp.float16) if leaf.dtype == jnp.float32 else leaf
+
+    action = jax.ShapeDtypeStruct((2,), jnp.int32)
+    assert jax.eval_shape(env.spec.critic_input, jax.tree.map(store, timestep), action).dtype == jnp.float16

@@ -122,7 +122,7 @@ def test_an_interruption_changes_no_bit(case: str, phase: str, tmp_path: Path) -
 
 # Devices
 
-TOLERANCES = {"coma": 1e-3, "coma, coverage": 1e-3, "q": 1e-3, "q, four trials": 1e-5}  # of others 1e-2
+TOLERANCES = {"coma": 1e-4, "coma, coverage": 1e-3, "q": 1e-3, "q, four trials": 1e-5}  # of others 1e-2
 DEVICES = [
     ("coma", 8),
     *((case, count) for case in ("coma", "sac modern", "q, four trials") for count in (2, 4)),
@@ -188,7 +188,7 @@ def test_devices_exchange_gradients_and_scalars_only(case: str, devices: int) ->
 
 
 def test_blocks_of_any_length_compile_once_donate_and_end_in_the_same_bits() -> None:
-    trainer = TRAINERS["q"](8)
+    trainer = dataclasses.replace(TRAINERS["q"](8))  # no block of it is compiled yet
     fill, train = trainer.algo.phases
     block = trainer.make_block(train)
 

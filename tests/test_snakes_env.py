@@ -1,5 +1,6 @@
 """Snakes as an environment: settings, schedules, the observation of our own; oracles play whole games elsewhere."""
 
+import dataclasses
 import functools
 
 import jax
@@ -12,7 +13,7 @@ import envs_jax
 from bench.reference.snakes import opponents
 from bench.reference.snakes.segments import from_segments
 from envs_jax.batch import batched
-from envs_jax.snakes import obs_full, schedule
+from envs_jax.snakes import obs_full, schedule, teams
 from envs_jax.snakes.board import Board
 
 
@@ -68,6 +69,17 @@ def test_levels_are_drawn_as_the_mixture_says():
     shares = np.bincount(np.asarray(state.env.level), minlength=6) / 4000
     np.testing.assert_allclose(shares, [0.25, 0, 0.5, 0, 0, 0.25], atol=0.03)
     assert abs(np.asarray(state.env.plays_second_half).mean() - 0.5) < 0.03
+
+
+def test_the_seat_only_renames_snakes():
+    """The second side sees a game as the first does the game with exchanged halves."""
+    first, second = (envs_jax.make("snakes", side=side) for side in ("first", "second"))
+    state, _ = jax.jit(first.reset)(jax.random.key(0), context(first))
+    turned = dataclasses.replace(state, game=teams.half_turn(state.game, 3), plays_second_half=jnp.bool_(True))
+    views = teams.learner_view(first, state), teams.learner_view(second, turned)
+    for a, b in zip(*map(jax.tree.leaves, views), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert np.any(state.game.head != turned.game.head)
 
 
 # The observation of our own
