@@ -3,6 +3,7 @@
 import importlib
 import importlib.metadata
 import json
+import re
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -51,6 +52,25 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[claims.Claim], s
     return make
 
 
+METRICS = {metric for name in ("coverage", "reach") for metric in envs_jax.make(name).spec.metrics}
+
+
+def check_figures(claim: claims.Claim, conditions: set[str], policies: set[str]) -> None:
+    """Check that figures are of the conditions, policies and metrics that the command writes."""
+    for figure in claim.figures:
+        head, *steps = figure.path.split("/")
+        if head == "conditions":
+            assert steps.pop(0) in conditions, figure
+            head = steps.pop(0)
+        if head == "policies":
+            assert steps[0] in policies and steps[1] in METRICS, figure
+        elif head == "matches":
+            players = {*policies, *envs_jax.make("snakes_3v3").baselines}
+            assert set(re.findall("=([^,]+)", steps[0])) <= players and steps[1] in {"win", "score"}, figure
+        else:
+            assert head + "/" == run.REACHED, figure
+
+
 @pytest.mark.parametrize("name", CLAIMS)
 def test_commands_are_what_the_programs_take(
     name: str, runs: Callable[[claims.Claim], str], monkeypatch: pytest.MonkeyPatch
@@ -66,9 +86,10 @@ def test_commands_are_what_the_programs_take(
             known |= set(policy_set.policies)
             env_settings = dict(policy_set.settings)
         assert set(parsed.policy.split(",")) <= known
-        if parsed.conditions:
-            for condition in conditions.read_conditions(Path(parsed.conditions)):
-                envs_jax.make("coverage", **env_settings | condition.settings)
+        listed = conditions.read_conditions(Path(parsed.conditions)) if parsed.conditions else []
+        for condition in listed:
+            envs_jax.make("coverage", **env_settings | condition.settings)
+        check_figures(claim, {condition.name for condition in listed}, {"learned", *parsed.policy.split(",")})
         return
 
     def parse_args(parser: train_flags.Parser, *arguments: Any) -> None:
@@ -81,7 +102,9 @@ def test_commands_are_what_the_programs_take(
 
 
 def test_results_are_of_the_commands_and_judged_by_what_is_expected() -> None:
-    for path in result.RESULTS.glob("*.json"):
+    paths = list(result.RESULTS.glob("*.json"))
+    assert paths
+    for path in paths:
         found = result.read(CLAIMS[path.stem])
         assert found is not None and found["commands"] == CLAIMS[path.stem].commands, path
         assert found["verdict"] == result.judge(CLAIMS[path.stem], found["rows"]), f"{path}: run it with --judge"
@@ -288,6 +311,24 @@ def test_nothing_runs_from_sources_that_no_commit_holds(
     assert capfd.readouterr().err.startswith(sentence)
 
 
+def test_wrong_use_is_refused_in_a_sentence(programs: Programs, capfd: Capture, tmp_path: Path) -> None:
+    for words, sentence in {
+        "--list unknown": "unknown claim 'unknown'",
+        "shared --file agent=missing.py": "--file agent=missing.py: there is no such file",
+        "--tier gpu": "none of these claims can be run here",
+    }.items():
+        assert command.main(words.split()) == 2
+        assert sentence in capfd.readouterr().err
+    (tmp_path / "file").touch()
+    assert command.main(["parity", "--runs", str(tmp_path / "file" / "runs")]) == 2
+    assert "cannot be written: Not a directory" in capfd.readouterr().err
+    (programs.folder / "results").mkdir()
+    (programs.folder / "results" / "parity.json").write_text("{}")
+    assert programs.run("parity") == 1
+    assert "parity.json is damaged: delete it" in capfd.readouterr().err
+    assert not programs.words
+
+
 def test_runs_of_another_claim_are_used(programs: Programs, capfd: Capture) -> None:
     assert programs.run("two_stages", "--seeds", "1") == 0
     assert programs.run("shared") == 2
@@ -357,6 +398,7 @@ def test_bad_command_lines(programs: Programs, words: list[str], sentence: str, 
         (("seeds: [1, 2]", "sedes: [1, 2]"), "seeds are of claims that train"),
         (("about: something", "abuot: something"), "unexpected keyword argument 'abuot'"),
         (("train: two_stages", "train: two_stage"), "KeyError"),
+        (("expected: [0.1, 0.3], within: 0.02", "expected: [0.1, 0.3]"), "no figure has a tolerance"),
     ],
 )
 def test_a_claim_that_cannot_be_read_is_named(tmp_path: Path, change: tuple[str, str], problem: str) -> None:
@@ -414,6 +456,12 @@ def test_a_program_that_fails_or_is_stopped(program: Path, tmp_path: Path) -> No
     program.write_text("print('stopped by\\nSIGTERM at iteration 3; continue with --resume')")
     with pytest.raises(UserError, match="program was stopped by a signal: run the claim again"):
         run.run_command(["program"], tmp_path / "log.txt")
+    program.write_text("print('stopped by max_seconds at iteration 3')")
+    with pytest.raises(
+        UserError, match="program reached its preset's max_seconds: run the claim again, and it goes on"
+    ):
+        run.run_command(["program"], tmp_path / "log.txt")
+    assert run.run_command(["program", "--max_seconds", "9"], tmp_path / "log.txt") == 0
     program.write_text("")
     assert run.run_command(["program"], tmp_path / "log.txt") == 0  # what is older in the log does not count
 

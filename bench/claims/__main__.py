@@ -42,10 +42,11 @@ def list_claims(claims: Sequence[Claim]) -> str:
 
 
 def judge_again(claim: Claim) -> bool:
-    """Judge the rows of a result, and return whether the claim holds. Raises UserError: there is no result."""
+    """Judge the rows of a result, print its verdict and return whether the claim holds, False also without a result."""
     measured = result.read(claim)
     if measured is None or measured["commands"] != claim.commands:
-        raise UserError(f"{claim.name} has no result of its commands: run it without --judge")
+        measure.say(f"{claim.name} has no result of its commands: run it without --judge")
+        return False
     verdict = result.write(claim, measured["rows"])["verdict"]
     print(verdict["sentence"])
     return bool(verdict["holds"])
@@ -85,7 +86,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help="run these claims")
     add("--tier", choices=TIERS, help="run the claims of this tier, but for those that need what is not here")
-    add("--list", action="store_true", help="list all claims, or those of the tier")
+    add("--list", action="store_true", help="list all claims, or those named, or those of the tier")
     add(
         "--judge",
         action="store_true",
@@ -103,7 +104,8 @@ def main(argv: Sequence[str]) -> int:
     parsed = parse(argv)
     claims = read_claims()
     if parsed.list:
-        print(list_claims([claim for claim in claims.values() if parsed.tier in (None, claim.tier)]))
+        listed = parsed.names or parsed.tier
+        print(list_claims(choose(claims, parsed.names, parsed.tier) if listed else list(claims.values())))
         return 0
     seeds = None if parsed.seeds is None else measure.parse_list(parsed.seeds, "--seeds", 0, 2**32 - 1)
     files = read_files(parsed.file)
@@ -119,7 +121,13 @@ def main(argv: Sequence[str]) -> int:
             measure.say(f"{claim.name} is left out: {missing}")
         else:
             runnable.append(claim)
+    if not runnable:
+        raise UsageError("none of these claims can be run here")
     runs = Path(parsed.runs).absolute()
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--runs {parsed.runs} cannot be written: {error.strerror}") from None
     digest_sources()  # before anything is run
     try:
         held = [run_claim(claim, seeds if seeds and claim.train else claim.seeds, runs, files) for claim in runnable]

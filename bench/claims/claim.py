@@ -91,6 +91,8 @@ def _make_claim(name: str, entry: Mapping[str, Any], before: Mapping[str, Claim]
     figures = tuple(_make_figure(*item) for item in entry.pop("expect", {}).items())
     if bool(figures) != (key != "check"):
         raise ValueError("'expect' names figures, unless the exit code is what is checked")
+    if figures and all(figure.within is None for figure in figures):
+        raise ValueError("no figure has a tolerance, so the claim would always hold")
     return Claim(
         name=name,
         kind="train" if train else KINDS[key],

@@ -23,7 +23,9 @@ def read(claim: Claim) -> dict[str, Any] | None:
         return None
     try:
         result: dict[str, Any] = json.loads(path.read_text())
-    except ValueError:
+        if not {"commands", "verdict", "rows"} <= result.keys():
+            raise ValueError
+    except (ValueError, AttributeError):
         raise UserError(f"{path} is damaged: delete it, and run the claim again") from None
     return result
 

@@ -29,6 +29,7 @@ _NO_SOURCE = ":(exclude)bench/results"
 REACHED = "reached/"  # begins paths of figures from training, see `find_reached`
 SPENT = "spent.json"  # the seconds of a stage, written at the end of each process that trained it
 _STOPPED = "stopped by SIG"  # what training says after a signal, which is no error to it
+_CUT = "stopped by max_seconds"  # what it says at the end of its time, which some presets limit
 
 
 def git(*words: str) -> str:
@@ -187,6 +188,8 @@ def run_command(words: list[str], log: Path, codes: tuple[int, ...] = (0,)) -> i
             process.wait()
             raise
     said = " ".join(log.read_text()[began:].split())
+    if _CUT in said and "--max_seconds" not in words:
+        raise UserError(f"{words[0]} reached its preset's max_seconds: run the claim again, and it goes on (see {log})")
     if _STOPPED in said:
         raise UserError(f"{words[0]} was stopped by a signal: run the claim again, and it goes on (see {log})")
     if code not in codes:
