@@ -42,7 +42,13 @@ def session_of(run: Run, spec: EnvSpec, evaluations: Any, directory: Path) -> Se
     env = SimpleNamespace(spec=spec, env=run.env.env)
     trainer = SimpleNamespace(layout=run.trainer.layout, trials=1, policies=lambda state: (), keys=run.trainer.keys)
     chosen: Any = SimpleNamespace(
-        config=run.config, algo=run.algo, env=env, eval_env=run.eval_env, mesh=run.mesh, trainer=trainer
+        phases=run.algo.phases,
+        config=run.config,
+        algo=run.algo,
+        env=env,
+        eval_env=run.eval_env,
+        mesh=run.mesh,
+        trainer=trainer,
     )
     evaluations.ready = True  # as a program that has been compiled
     programs: Any = SimpleNamespace(evaluate=evaluations)
