@@ -59,9 +59,9 @@ def play_pair(small: Any, large: Any, key: jax.Array) -> list[tuple[Any, Any]]:
 
 
 def assert_same_view(one: Any, other: Any) -> None:
-    """Equal but for one value: rounding decides about the weight of a cell that is just undecided."""
+    """Equal but for a cell in the planes of an agent and of the team: rounding decides if it is just undecided."""
     differing = ~np.isclose(one, other, rtol=0, atol=1e-6)
-    assert np.sum(differing, axis=tuple(range(differing.ndim))[-3:]).max() <= 1
+    assert np.sum(differing, axis=tuple(range(differing.ndim))[-3:]).max() <= 2
 
 
 @pytest.mark.parametrize(
