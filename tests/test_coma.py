@@ -52,7 +52,7 @@ def test_targets_and_weights_of_a_rollout_by_hand() -> None:
     """One agent in two environments, gamma = lambda = 1/2.
 
     In the first one row 1 terminates, row 2 restarts, and row 4 is cut: y0 = 1; y3 = 4 + 1/2 16; y2 = 2 + 1/2 [1/2 40 +
-    1/2 12]. The actions of rows 1 and 4 are ignored and weigh nothing. The second one goes on behind the rollout, where
+    1/2 12]. The actions of rows 1 and 4 are ignored and weigh nothing. The second one goes on after the rollout, where
     the reward 3 and the value 8 follow: y4 = 3 + 1/2 8; y3 = 1/2 [1/2 7].
     """
     algo = small(2, dataclasses.replace(VECTOR, num_agents=1), gamma=0.5, td_lambda=0.5)

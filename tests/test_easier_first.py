@@ -13,6 +13,7 @@ import jaxrl
 from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UsageError
 from jaxrl.report.writer import read_metrics
+from jaxrl.runtime import config as configuration
 from jaxrl.runtime.build import Run, build_run
 
 ITERATION = 6  # environment steps
@@ -64,7 +65,7 @@ def roll_out(built: Run, iteration: int) -> Any:
 
 @pytest.mark.parametrize("iteration", [0, 1, 2, 5])
 def test_environments_take_turns(iteration: int) -> None:
-    """An iteration has the episodes that its part of the environments would have beside all others."""
+    """An iteration has the episodes that these environments have when all are rolled out together."""
     flags = f"{SMALL} --q 3 --num_envs 6"
     every, third = (
         jax.tree.map(np.asarray, roll_out(build(flags + more), iteration).global_state)
@@ -98,3 +99,12 @@ def test_impossible_combinations_are_refused(flags: str, sentence: str) -> None:
 def test_one_function_has_one_environment() -> None:
     with pytest.raises(UsageError, match="training begins with small maps: leave that out"):
         jaxrl.make_train("coma", "coverage", total_episodes=640, q=9, small_maps_first=0.5)
+
+
+def test_accelerators_take_all_environments_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In new runs; a run that began on a CPU goes on as it was."""
+    flags = f"{SMALL} --num_envs 6 --cpu_envs_per_iteration 2 --total_env_steps 96"
+    config = parse(flags.split()).config
+    monkeypatch.setattr(configuration, "on_cpu", lambda: False)
+    assert build_run(config).trainer.layout.num_envs == 6
+    assert build_run(config, resuming=True).trainer.layout.num_envs == 2

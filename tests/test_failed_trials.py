@@ -112,7 +112,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def said() -> io.StringIO:
-    """What `broken` says."""
+    """Return the console output of `broken`."""
     return io.StringIO()
 
 

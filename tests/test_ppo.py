@@ -267,7 +267,7 @@ def make_acting(copies: int, spec: EnvSpec) -> tuple[Any, TimeStep, Any]:
 
 
 def scale_outputs(policy: Any, scale: float) -> Any:
-    """The policy with a last layer so many times larger."""
+    """Return the policy with its last layer multiplied by a factor."""
     actor = jax.tree_util.tree_map_with_path(lambda path, x: scale * x if "out_" in str(path) else x, policy["actor"])
     return policy | {"actor": actor}
 

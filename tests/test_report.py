@@ -36,7 +36,7 @@ def write(directory: Path, *iterations: int, offset: float = 0.0) -> None:
 
 
 def test_the_same_numbers_in_both_places(tmp_path: Path) -> None:
-    """What is not finite is null in JSON, and no point."""
+    """Values that are not finite are null in JSON, and no points in TensorBoard."""
     with Writer(tmp_path) as writer:
         writer.write(1, {"a/b": np.float32(0.5), "n": np.int64(2**53 + 1), "j": jnp.float32(-0.25), "yes": True})
         writer.write(2, {"a/b": 0.1})

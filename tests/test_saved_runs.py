@@ -271,7 +271,7 @@ def test_nothing_is_written_into_another_folder(written: bool, harm: Callable[[P
 def test_a_run_whose_folder_vanishes_ends_in_a_sentence(
     place: Any, moment: str, harm: Callable[[Path], None], sentence: str, run: Path, monkeypatch: Any, capsys: Any
 ) -> None:
-    """After the directory is announced, while programs are compiled, and behind the first block."""
+    """After the directory is announced, while programs are compiled, and after the first block."""
     shutil.rmtree(run / "checkpoints")
     original, left = getattr(place, moment), []
 

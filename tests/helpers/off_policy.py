@@ -153,7 +153,7 @@ def score_after(trainer: Trainer, seed: int, iterations: int, metric: str) -> fl
 
 
 def keys_as_numbers(tree: Any) -> Any:
-    """The same with the words of random keys in their place."""
+    """Return the tree with random keys as arrays of their words."""
 
     def as_numbers(leaf: Array) -> Array:
         return jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
