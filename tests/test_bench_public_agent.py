@@ -31,7 +31,7 @@ def test_a_program_that_plays_as_level_1_has_its_games(tmp_path, capsys):
     (tmp_path / "submission.py").write_text(GREEDY)
     agent = public_agent.load_agent(tmp_path / "submission.py")
     alone = load(None, "snakes_1v1", dataclasses.asdict(make("snakes_1v1", max_steps=20)))
-    ended, errors = public_agent.play(alone, "level2", agent.my_controller, 12, seed=3)
+    ended, errors = public_agent.play(alone, "level2", [agent.my_controller] * 12, seed=3)
     among = alone.with_env_settings({"opponent": "1", "side": "both"})
     ((_, _, expected),) = league.play(among, [("level2", "level1")], {}, 12, seed=3)
     assert errors == 0 and "step 20" in capsys.readouterr().out

@@ -394,6 +394,8 @@ def test_refusals_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ddpg = case("ddpg").policy
     check_refusal(dataclasses.replace(ddpg, algo=Odd(ddpg.env.spec, DataParallel(1), **OFF)), "numpy", "not for odd")
     check_refusal(case("sac").policy, "jidi", "the jidi format is for snakes")
+    ordered = make_policy(make("snakes_1v1", observation="obs_heading"), Ddpg, **OFF)
+    check_refusal(ordered, "numpy", "in the order that the observation gives")
     check_refusal(policy, "stablehlo", "name the directory to write to", path=3)
     (tmp_path / "file").write_text("")
     check_refusal(

@@ -10,6 +10,7 @@ https://github.com/CarlossShi/Competition_3v3snakes, agent/submit/submission.py
 """
 
 import dataclasses
+import functools
 import hashlib
 import random
 import sys
@@ -46,22 +47,23 @@ METRICS = ("score", "opponent_score", "score_difference", "win", "draw", "points
 
 
 def play(
-    evaluated: PolicySet, name: str, controller: Controller, games: int, seed: int, say: Callable[[str], None] = print
+    evaluated: PolicySet, name: str, controllers: Sequence[Controller], seed: int, say: Callable[[str], None] = print
 ) -> tuple[dict[str, np.ndarray], int]:
-    """Play held-out games of the first team's policy against a controller, all at once.
+    """Play held-out games of the first team's policy against controllers, all at once.
 
     Args:
         evaluated: the environment and its policies.
         name: one of its policies.
-        controller: plays the other team; where it raises an error, its snake moves up.
-        games: their number.
+        controllers: one for each game, as they may remember it; plays the other team; where it raises an error, its
+            snake moves up.
         seed: of the held-out games.
         say: receives a line now and then.
 
     Returns:
         {metric: float32[games]} at the end of each game, with "points": 1 for a win, 0.5 for a draw.
-        number of calls of the controller that raised an error.
+        number of calls of the controllers that raised an error.
     """
+    games = len(controllers)
     evaluated = evaluated.with_env_settings({"opponent": "self", "side": "both", "stale_observation_bug": False})
     env = evaluated.env
     half = evaluated.settings["snakes"] // 2
@@ -83,7 +85,7 @@ def play(
 
     errors = 0
 
-    def call(observation: dict[Any, Any], space: Any, continuous: bool) -> list[list[int]]:
+    def call(controller: Controller, observation: dict[Any, Any], space: Any, continuous: bool) -> list[list[int]]:
         nonlocal errors
         try:
             return controller(observation, space, continuous)
@@ -91,7 +93,7 @@ def play(
             errors += 1
             return [[1, 0, 0, 0]]
 
-    agents = [wrap_controller(call) for _ in range(games)]
+    agents = [wrap_controller(functools.partial(call, controller)) for controller in controllers]
     statistics = start_statistics(timestep)
     for t in range(evaluated.settings["max_steps"]):
         now, second = jax.tree.map(np.asarray, (state.env.game, state.env.plays_second_half))
@@ -141,8 +143,9 @@ def main(argv: Sequence[str]) -> int:
     seed = flags.seed
     path = measure.output(flags.out, "public_agent") if flags.out else None
     players = [player(name) for name in flags.players]
-    agent = load_agent(flags.agent)
-    agent.print = lambda *_: None  # what it prints is hidden anyway, and takes most of its time
+    agents = [load_agent(flags.agent) for _ in range(games)]
+    for agent in agents:
+        agent.print = lambda *_: None  # what it prints is hidden anyway, and takes most of its time
     rows: dict[str, Any] = {}
     result = measure.header("parity.public_agent", argv, quick=False) | {
         "notes": [],  # scores do not depend on how busy the machine is
@@ -154,7 +157,7 @@ def main(argv: Sequence[str]) -> int:
     for title, (evaluated, name) in zip(flags.players, players, strict=True):
         random.seed(seed)  # the agent draws from the global generator
         ended, errors = play(
-            evaluated, name, agent.my_controller, games, seed, lambda line: print(line, file=sys.stderr)
+            evaluated, name, [agent.my_controller for agent in agents], seed, lambda line: print(line, file=sys.stderr)
         )
         rows[title] = {
             metric: estimate_points(ended["win"], ended["draw"])

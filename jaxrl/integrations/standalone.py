@@ -1,7 +1,7 @@
 """Agents that run without jaxrl: a Python file that needs only NumPy, and its weights in weights.npz.
 
-export/agent.py acts as a policy does, jidi/submission.py plays snakes on the Jidi platform. The networks of
-numpy_networks.py are copied into both.
+export/agent.py acts as a policy does, jidi/submission.py plays snakes on the Jidi platform. The modules of this package
+that they import are copied into them.
 """
 
 import io
@@ -22,6 +22,7 @@ from envs_jax.coverage.actions import MOVES
 from envs_jax.coverage.egocentric import actions_in_frames
 from envs_jax.coverage.world import LATTICE, LEVELS
 from envs_jax.snakes import Snakes
+from envs_jax.snakes.obs_heading import ACTIONS
 from jaxrl.algos.base import Algorithm
 from jaxrl.algos.coma import Coma
 from jaxrl.algos.ddpg import Ddpg
@@ -39,7 +40,6 @@ from jaxrl.runtime.policy import Policy
 _FOLDER = Path(__file__).parent
 AGENT = _FOLDER / "export/agent.py"
 SUBMISSION = _FOLDER / "jidi/submission.py"
-NETWORKS = _FOLDER / "numpy_networks.py"
 KNOWN: tuple[type[Algorithm], ...] = (Coma, Ddpg, Ppo, Sac, Student)  # whose `act` agent.py repeats
 BOARDS = ((10, 20, 6, 5, 2), (6, 8, 2, 5, 2))  # Jidi's games: rows, columns, snakes, beans, teams
 _SLACK = 10.0  # widths of a box by which an agent's observations may leave it: beyond, they have other units
@@ -63,6 +63,11 @@ def agent_settings(policy: Policy) -> dict[str, Any]:
         raise UsageError(
             "the numpy format needs one network for all agents and no messages between them: choose --format stablehlo "
             "or onnx, or a run with message_passing none and share_parameters true"
+        )
+    if spec.action_order:
+        raise UsageError(
+            "the numpy format cannot put outputs in the order that the observation gives (action_order): choose "
+            "--format stablehlo or onnx, or train on another observation"
         )
     settings = network_settings(algo, "numpy")
     (leaf,) = describe_leaves(spec)
@@ -152,14 +157,14 @@ def jidi_settings(env: Any, algo: Algorithm, greedy: bool) -> dict[str, Any]:
     if env.outside:
         raise UsageError("the run's policy plays both teams (opponent outside), an exported one plays one: train "
                          "against an opponent")  # fmt: skip
-    masking = algo.respects_masks and env.masks
-    if env.careful_masks and masking:
-        raise UsageError("an agent of the jidi format does not compute careful masks: train with careful_masks 0")
     return network_settings(algo, "jidi") | {
         "snakes": env.snakes,
         "beans": env.beans,
+        "max_steps": env.max_steps,
         "observation": env.observation,
-        "masking": masking,
+        "ordered": ACTIONS if spec.action_order else 0,  # values before those that the network sees
+        "masking": algo.respects_masks and env.masks,
+        "careful_masks": env.careful_masks,
         "greedy": greedy,
     }
 
@@ -170,16 +175,14 @@ def jidi_files(env: Any, algo: Algorithm, params: Params, greedy: bool) -> dict[
 
 
 def source(agent: Path) -> bytes:
-    """Return the source of an agent with the content of numpy_networks.py in place of its import."""
-    _, _, body = NETWORKS.read_text().partition(_BODY)
-    text, count = re.subn(
-        r"^from jaxrl\.integrations\.numpy_networks import .*\n",
-        lambda _: body.strip() + "\n",
-        agent.read_text(),
-        flags=re.M,
-    )
-    assert count == 1
-    return text.encode()
+    """Return the source of an agent with the content of modules of this package in place of their imports."""
+
+    def read_body(match: re.Match[str]) -> str:
+        module = _FOLDER / f"{match[1].replace('.', '/')}.py"
+        _, _, body = module.read_text().partition(_BODY)
+        return f"\n\n{body.strip()}\n\n"
+
+    return re.sub(r"^from jaxrl\.integrations\.([\w.]+) import .*\n", read_body, agent.read_text(), flags=re.M).encode()
 
 
 def network_settings(algo: Algorithm, format_name: str) -> dict[str, Any]:
@@ -199,11 +202,6 @@ def network_settings(algo: Algorithm, format_name: str) -> dict[str, Any]:
         raise UsageError(
             f"the {format_name} format is for the library's own networks, not for {type(module).__name__}: choose "
             "--format stablehlo"
-        )
-    if algo.spec.action_order:
-        raise UsageError(
-            f"the {format_name} format cannot put outputs in the order that the observation gives (action_order): "
-            "choose --format stablehlo or onnx, or train on another observation"
         )
     scaled = getattr(algo, "scale_observation", False)
     settings = {"kind": kinds[type(module)], "scale": max(abs(box.lowest), abs(box.highest)) if scaled else 1.0}

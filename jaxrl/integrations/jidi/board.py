@@ -1,0 +1,139 @@
+"""The board as an agent of the Jidi platform sees it; see `submission`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Everything below is copied into exported agents.
+
+MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))  # actions: up, down, left, right
+FAR = 20  # moves ahead that sets of free cells are known for: FAR of territory.py
+
+
+class Board:
+    """The game from the side of the controlled snake's team: its own snakes come first.
+
+    A set of cells is an integer with one bit per cell, row by row.
+
+    Attributes:
+        height, width: rows and columns.
+        steps, max_steps: steps made, and steps of a whole game.
+        beans: cells (row, column) in the platform's order.
+        snakes: cells of each snake, head first; none for a snake that could not respawn.
+        half: number of snakes of a team.
+        controlled: which of them is controlled.
+        occupied: the cells of bodies, and after how many moves they are free, one later where the snake may eat
+            because a bean lies next to its head.
+        free: for k = 0 .. FAR the set of the cells that are free after k moves.
+    """
+
+    def __init__(self, observation: dict[Any, Any], settings: dict[str, Any], steps: int) -> None:
+        self.height = observation["board_height"]
+        self.width = observation["board_width"]
+        self.steps = steps
+        self.max_steps = settings["max_steps"]
+        self.max_beans = settings["beans"]
+        self.beans = [(int(r), int(c)) for r, c in observation[1]]
+        snakes = [[(int(r), int(c)) for r, c in observation[k + 2]] for k in range(settings["snakes"])]
+        self.half = len(snakes) // 2
+        side, self.controlled = divmod(observation["controlled_snake_index"] - 2, self.half)
+        self.snakes = snakes[self.half :] + snakes[: self.half] if side else snakes
+        self.occupied = {}
+        for body in snakes:
+            hungry = any(self.neighbour(cell, move) in self.beans for cell in body[:1] for move in MOVES)
+            self.occupied.update({cell: k + hungry for k, cell in enumerate(reversed(body), 1)})
+        self._size = self.height * self.width
+        self._first_column = sum(1 << r * self.width for r in range(self.height))
+        self._last_column = self._first_column << self.width - 1
+        self.free = self._find_free()
+
+    def _find_free(self) -> list[int]:
+        leaving = [0] * (FAR + 1)
+        free = (1 << self._size) - 1
+        for cell, moves in self.occupied.items():
+            free ^= self.bit(cell)
+            if moves <= FAR:
+                leaving[moves] |= self.bit(cell)
+        sets = []
+        for cells in leaving:
+            free |= cells
+            sets.append(free)
+        return sets
+
+    # Cells
+
+    def neighbour(self, cell: tuple[int, int], move: tuple[int, int]) -> tuple[int, int]:
+        """The neighbour of a cell on the torus."""
+        return (cell[0] + move[0]) % self.height, (cell[1] + move[1]) % self.width
+
+    def difference(self, a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
+        """Rows and columns of the short way from b to a."""
+        return _wrap_offset(a[0] - b[0], self.height), _wrap_offset(a[1] - b[1], self.width)
+
+    # Sets of cells
+
+    def bit(self, cell: tuple[int, int]) -> int:
+        """The set of one cell."""
+        return 1 << cell[0] * self.width + cell[1]
+
+    def spread(self, cells: int) -> int:
+        """The cells of a set and all their neighbours; bits beyond the board may be set, too."""
+        width = self.width
+        around = self._size - width
+        rows = cells << width | cells >> around | cells >> width | cells << around
+        right = (cells & ~self._last_column) << 1 | (cells & self._last_column) >> width - 1
+        left = (cells & ~self._first_column) >> 1 | (cells & self._first_column) << width - 1
+        return cells | rows | right | left
+
+    def flood(self, cell: tuple[int, int], moves: int, foresight: int = FAR) -> list[int]:
+        """The cells that are reached in k moves, the first of them to `cell`: a set for each k = 1 .. `moves`.
+
+        What is not free after `foresight` moves stays.
+        """
+        sets = [self.bit(cell) & self.free[1]]
+        for k in range(2, moves + 1):
+            sets.append(self.spread(sets[-1]) & self.free[min(k, foresight)])
+        return sets
+
+    # Snakes
+
+    def others(self, i: int) -> list[int]:
+        """All snakes but i."""
+        return [k for k in range(len(self.snakes)) if k != i]
+
+    def around(self, i: int) -> list[tuple[int, int]]:
+        """The cells up, down, left, right of the head of snake i."""
+        return [self.neighbour(self.snakes[i][0], move) for move in MOVES]
+
+    def heading(self, i: int) -> list[bool]:
+        """Return whether snake i heads up, down, left, right."""
+        moved = self.difference(self.snakes[i][0], self.snakes[i][1])
+        return [moved == move for move in MOVES]
+
+    def blocked(self, i: int) -> list[bool]:
+        """Return whether a body lies up, down, left, right of snake i, ignoring tails that surely move (its own)."""
+        return [cell != self.snakes[i][-1] and self.occupied.get(cell, 0) > 1 for cell in self.around(i)]
+
+    def open_directions(self, i: int) -> list[bool]:
+        """Directions neither backwards nor blocked; if none is left, towards tails; else all but backwards."""
+        if not self.snakes[i]:
+            return [True] * 4
+        heading = self.heading(i)
+        blocked = self.blocked(i)
+        tails = [body[-1] for body in self.snakes if body]
+        onward = [not heading[d ^ 1] for d in range(4)]
+        free = [onward[d] and not blocked[d] for d in range(4)]
+        risky = [onward[d] and cell in tails for d, cell in enumerate(self.around(i))]
+        return next(choice for choice in (free, risky, onward) if any(choice))
+
+
+def count_cells(cells: int) -> int:
+    """The number of cells of a set."""
+    return bin(cells).count("1")
+
+
+def _wrap_offset(x: int, size: int) -> int:
+    """Wrap an offset to the shorter way around a torus of `size` cells; exactly half keeps its sign."""
+    if abs(x) <= size // 2:
+        return x
+    return x - size if x > 0 else x + size

@@ -1,0 +1,88 @@
+"""Territory, and directions without dangers, for an agent of the Jidi platform; see `submission`."""
+
+from __future__ import annotations
+
+from jaxrl.integrations.jidi.board import FAR, Board, count_cells
+from jaxrl.integrations.jidi.obs_full import ONE, share
+
+# Everything below is copied into exported agents.
+
+NEAR = 5  # moves
+
+
+def territory(board: Board, i: int) -> list[list[int]]:
+    """Five features of snake i by the direction of the first move.
+
+    Room within FAR moves, territory within NEAR and within FAR moves, opponents and mates that can meet it.
+    """
+    around = board.around(i)
+    mates = [k for k in board.others(i) if k < board.half]
+    opponents = [k for k in board.others(i) if k >= board.half]
+    room = [count_cells(board.flood(cell, FAR)[-1]) for cell in around]
+    near, far = _find_territory(board, i)
+    return [
+        [share(count, 100) for count in room],
+        [share(count_cells(cells), 20) for cells in near],
+        [share(count_cells(cells), 100) for cells in far],
+        [ONE * met for met in _meet(board, i, opponents)],
+        [ONE * met for met in _meet(board, i, mates)],
+    ]
+
+
+def _find_territory(board: Board, i: int) -> tuple[list[int], list[int]]:
+    """The cells that snake i reaches before any other, within NEAR and within FAR moves, by the first direction.
+
+    A cell reached in the same move is nobody's.
+    """
+    others = sum(board.bit(board.snakes[k][0]) for k in board.others(i) if board.snakes[k])
+    others = board.spread(others) & board.free[1]
+    own = [board.bit(cell) & board.free[1] & ~others for cell in board.around(i)]
+    near = own
+    for k in range(2, FAR + 1):
+        free = board.free[k]
+        taken = own[0] | own[1] | own[2] | own[3]
+        others |= board.spread(others) & free & ~taken
+        own = [cells | board.spread(cells) & free & ~others for cells in own]
+        if k == NEAR:
+            near = own
+    return near, own
+
+
+def _meet(board: Board, i: int, snakes: list[int]) -> list[bool]:
+    """Return whether one of the snakes can enter the cell up, down, left, right of snake i."""
+    entered = {cell for k in snakes if board.snakes[k] for cell in board.around(k)}
+    return [cell in entered for cell in board.around(i)]
+
+
+def _survival(board: Board, i: int) -> list[int]:
+    """The move in which snake i dies unless another dies before, by the direction of the first move; else FAR.
+
+    It is the first move k in which it has reached fewer than k cells: it does not leave any of them before, if it is
+    as long as that.
+    """
+    moves = min(FAR, len(board.snakes[i]))
+    survival = []
+    for cell in board.around(i):
+        sets = board.flood(cell, moves)
+        survival.append(next((k for k, cells in enumerate(sets, 1) if count_cells(cells) < k), FAR))
+    return survival
+
+
+def careful(board: Board, i: int, length: int) -> list[bool]:
+    """The open directions of snake i without dangers, each of which closes directions only while others stay open.
+
+    Dangers are: dying sooner than after other directions; a cell that a mate of a lower index can enter; a cell that
+    an opponent can enter, for snakes of at least this length.
+    """
+    is_open = board.open_directions(i)
+    if not board.snakes[i]:
+        return is_open
+    survival = _survival(board, i)
+    longest = max(survival[d] for d in range(4) if is_open[d])
+    chosen = [d for d in range(4) if is_open[d] and survival[d] == longest]
+    dangers = [_meet(board, i, list(range(i)))]
+    if len(board.snakes[i]) >= length:
+        dangers.append(_meet(board, i, list(range(board.half, len(board.snakes)))))
+    for danger in dangers:
+        chosen = [d for d in chosen if not danger[d]] or chosen
+    return [d in chosen for d in range(4)]
