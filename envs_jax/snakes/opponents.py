@@ -26,14 +26,16 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from envs_jax.base import Array
-from envs_jax.snakes import territory
+from envs_jax.snakes import sharing, territory
 from envs_jax.snakes.board import COLUMN_STEP, NOWHERE, ROW_STEP, Board, bit, choose, column, counting, row
 from envs_jax.snakes.rules import Game, body_plane
+from envs_jax.snakes.sharing import Shares
 from envs_jax.snakes.territory import Reach
 from envs_jax.stages import materialize
 
 _FAR = 1 << 20
 _IN_ONE_LOOP = 3  # snakes
+LONG = 22
 
 
 def squared_distance(a: Array, b: Array) -> Array:
@@ -129,6 +131,7 @@ class View(NamedTuple):
     draw: Array  # int32[m, ...], 0 to 3, random
     reach: Callable[[], Reach]  # what the snakes reach, computed only by opponents that ask for it
     length: Array  # int32[m, ...]
+    shares: Callable[[], Shares]
 
 
 def _nearest(view: View) -> Array:
@@ -148,6 +151,22 @@ def _claim(view: View) -> Array:
     return _first_of(list(room > 0), list(cost))
 
 
+def _share(view: View) -> Array:
+    room, _, cells, _ = view.reach()
+    shares = view.shares()
+    long = (view.length > LONG)[None]
+    tail = jnp.where(long & (shares.tail < view.length // 2), shares.tail, sharing.NEVER)
+    safe = room >= jnp.minimum(view.length, territory.FAR)[None]
+    moves = jnp.where(safe[:, None], shares.bean, sharing.NEVER)  # [4, K, m]
+    nearest = jnp.min(moves, 0)
+    to_tail = jnp.min(tail, 0) < sharing.NEVER
+    bean = sharing.assign(jnp.where(to_tail[None], sharing.NEVER, nearest))
+    target = choose(bean, [*(moves[:, b] for b in range(moves.shape[1])), jnp.full_like(tail, sharing.NEVER)])
+    target = jnp.where(to_tail[None], tail, target)
+    cost = jnp.where(target < sharing.NEVER, target, _FAR - 1 - (cells << 10) - room)
+    return _first_of(list(room > 0), list(cost))
+
+
 class Opponent(NamedTuple):
     """A scripted opponent."""
 
@@ -164,6 +183,7 @@ OPPONENTS = (
     Opponent("4", "level4", lambda view: _first_of([~x for x in view.blocked], view.cost_as_set)),
     Opponent("evasion", "evasion", _evade),
     Opponent("territory", "territory", _claim),
+    Opponent("sharing", "sharing", _share),
 )
 NAMES = tuple(opponent.name for opponent in OPPONENTS)
 
@@ -203,6 +223,7 @@ def act(
         draw=(word[None] >> shift).astype(jnp.int32) & 3,
         reach=lambda: territory.reach(board, game, snakes),
         length=game.length[snakes],
+        shares=lambda: sharing.share(board, game, snakes),
     )
     chosen = [OPPONENTS[k].choose(view) if k in used else jnp.zeros_like(heads) for k in range(len(OPPONENTS))]
     action = choose(level[None], chosen) if len(used) > 1 else chosen[used[0]]

@@ -60,8 +60,8 @@ def columns(board: Board, game: Game, agents: int, teams: int, max_steps: int) -
     return jnp.where(alive[None, :agents], jnp.concatenate(values), 0).astype(jnp.int8)
 
 
-def _leaving(board: Board, game: Game) -> tuple[Array, Array]:
-    """uint32[H, ...]: cells to enter in the first move; uint32[FAR - 1, H, ...]: those left before each later one."""
+def leaving_cells(board: Board, game: Game) -> tuple[Array, Array]:
+    """uint32[H, ...]: cells without a snake; uint32[FAR, H, ...]: those that a snake leaves just before each move."""
     planes = obs_full.leaving(board, game)
     by_direction = obs_full.segments_by_direction(game)
     heads = union(board.mark(jnp.where(game.length > 0, game.head, NOWHERE)), 1)
@@ -71,7 +71,13 @@ def _leaving(board: Board, game: Game) -> tuple[Array, Array]:
         return cells, cells
 
     _, late = jax.lax.scan(step, planes[-1], None, length=FAR - len(planes))
-    return ~body_plane(game) & board.full_row | planes[0], jnp.concatenate([jnp.stack(planes[1:]), late])
+    return ~body_plane(game) & board.full_row, jnp.concatenate([jnp.stack(planes), late])
+
+
+def _leaving(board: Board, game: Game) -> tuple[Array, Array]:
+    """uint32[H, ...]: cells to enter in the first move; uint32[FAR - 1, H, ...]: those left before each later one."""
+    free, leave = leaving_cells(board, game)
+    return free | leave[0], leave[1:]
 
 
 class Reach(NamedTuple):
