@@ -58,10 +58,10 @@ def init_params(algo: Ddpg, seed: int = 0) -> Any:
     return jax.jit(lambda key: algo.policy(algo.init(key, None)))(jax.random.key(seed))
 
 
-def export_agent(out: Path, env: Any, algo: Ddpg, params: Any, greedy: bool = False) -> Any:
+def export_agent(out: Path, env: Any, algo: Ddpg, params: Any, greedy: bool = False, search: bool = False) -> Any:
     """The agent's module, loaded as the platform would."""
     out.mkdir(exist_ok=True)
-    for name, content in jidi_files(env, algo, params, greedy).items():
+    for name, content in jidi_files(env, algo, params, greedy, search).items():
         (out / name).write_bytes(content)
     return agent_games.load_agent(out)
 
@@ -326,7 +326,7 @@ def check_refusal(env: str, sentence: str, algo: type = Ddpg, **changes: Any) ->
     environment = make(env, **changes)
     sizes: Any = {"hidden_size": 4, "buffer_size": 64, "batch_size": 8} if algo is Ddpg else {}
     with pytest.raises(UserError, match=sentence) as caught:
-        jidi_settings(environment, algo(environment.spec, DataParallel(8), **sizes), False)
+        jidi_settings(environment, algo(environment.spec, DataParallel(8), **sizes), False, False)
     assert caught.value.exit_code == 2 and "\n" not in str(caught.value)
 
 
@@ -343,7 +343,7 @@ def test_the_platform_heeds_masks_as_the_training_did() -> None:
     """Masks need an environment that has them, and a policy that heeds them."""
     for masks, masking in ((True, True), (True, False), (False, True)):
         env = make("snakes_3v3", masks=masks)
-        assert jidi_settings(env, algorithm(env, masking=masking), False)["masking"] == (masks and masking)
+        assert jidi_settings(env, algorithm(env, masking=masking), False, False)["masking"] == (masks and masking)
 
 
 RUN = "--config ddpg_competition --env snakes_1v1 --hidden_size 8 --batch_size 8 --buffer_size 800 --total_env_steps 8"

@@ -1,9 +1,9 @@
 """python -m bench.parity.public_agent PLAYER ... --agent FILE: games against a public agent of the Jidi platform.
 
 FILE is the agent's program, a submission.py of 3v3 snakes with a function `my_controller`, from its own repository; it
-is called as the platform calls it, once per snake and step. Each player is a run (its policy, sampled), such as
-runs/ddpg_snakes_3v3/0001 or pretrained:snakes, or a scripted player, such as level2. Both sides, the rules of jaxrl's
-environment; prints a table with 95 % intervals.
+is called as the platform calls it, once per snake and step. Each player is a run, such as runs/ddpg_snakes_3v3/0001 or
+pretrained:snakes, or a scripted player, such as level2. A run plays as the NumPy agent that jaxrl.export writes, called
+in the same way. Both sides, the rules of jaxrl's environment; prints scores with 95 % intervals.
 
 The strongest heuristic agent that was found, its commit in the figures:
 https://github.com/CarlossShi/Competition_3v3snakes, agent/submit/submission.py
@@ -14,10 +14,11 @@ import functools
 import hashlib
 import random
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,29 +40,38 @@ from jaxrl.evaluation.league import estimate_points, get_match_rules
 from jaxrl.evaluation.policies import PolicySet
 from jaxrl.evaluation.statistics import interval
 from jaxrl.evaluation.tables import choose_digits, format_estimate
-from jaxrl.runtime.rollouts import held_out_key, learned_policy, make_step_keys, scripted_policy
+from jaxrl.integrations.standalone import jidi_files
+from jaxrl.runtime.rollouts import held_out_key, make_step_keys, scripted_policy
 from jaxrl.runtime.run_directory import follow_latest, split_checkpoint
 from jaxrl.runtime.trainer import make_env_keys
 
 METRICS = ("score", "opponent_score", "score_difference", "win", "draw", "points", "deaths", "opponent_deaths")
 
 
+class Games(NamedTuple):
+    """What happened in held-out games."""
+
+    metrics: dict[str, np.ndarray]  # float32[games] at the end of each, with "points": 1 for a win, 0.5 for a draw
+    errors: int  # calls of the other team's controllers that raised an error
+    seconds: list[float]  # that each call of the first team's controllers took
+
+
 def play(
-    evaluated: PolicySet, name: str, controllers: Sequence[Controller], seed: int, say: Callable[[str], None] = print
-) -> tuple[dict[str, np.ndarray], int]:
-    """Play held-out games of the first team's policy against controllers, all at once.
+    evaluated: PolicySet,
+    team: str | Sequence[Controller],
+    controllers: Sequence[Controller],
+    seed: int,
+    say: Callable[[str], None] = print,
+) -> Games:
+    """Play held-out games of a team against controllers, all at once.
 
     Args:
         evaluated: the environment and its policies.
-        name: one of its policies.
-        controllers: one for each game, as they may remember it; plays the other team; where it raises an error, its
+        team: the name of a scripted policy, or a controller for each game.
+        controllers: of the other team, one for each game, as they may remember it; where one raises an error, its
             snake moves up.
         seed: of the held-out games.
         say: receives a line now and then.
-
-    Returns:
-        {metric: float32[games]} at the end of each game, with "points": 1 for a win, 0.5 for a draw.
-        number of calls of the controllers that raised an error.
     """
     games = len(controllers)
     evaluated = evaluated.with_env_settings({"opponent": "self", "side": "both", "stale_observation_bug": False})
@@ -69,17 +79,18 @@ def play(
     half = evaluated.settings["snakes"] // 2
     context = get_match_rules(evaluated).outside
     board = Board(evaluated.settings["height"], evaluated.settings["width"])
-    policy = (
-        learned_policy(evaluated.algo, "sample") if name == "sampled" and evaluated.algo else scripted_policy(env, name)
-    )
     rule = oracle.Settings(*(evaluated.settings[x] for x in ("height", "width", "snakes", "beans", "max_steps")))
     keys = make_env_keys(held_out_key(seed, "evaluation"), jnp.arange(games))
     state, timestep = jax.jit(env.reset)(keys, context)
 
     @jax.jit
-    def step(params: Any, state: Any, timestep: Any, statistics: Any, theirs: Any, t: Any) -> Any:
-        action, _ = policy(params, (), state, timestep, make_step_keys(keys, t))
-        state, new = env.step_without_reset(state, jnp.concatenate([action, theirs], 1), context)
+    def act(state: Any, timestep: Any, t: Any) -> Any:
+        assert isinstance(team, str)
+        return scripted_policy(env, team)((), (), state, timestep, make_step_keys(keys, t))[0]
+
+    @jax.jit
+    def step(state: Any, timestep: Any, statistics: Any, action: Any) -> Any:
+        state, new = env.step_without_reset(state, action, context)
         ended = where(timestep.done, (timestep, statistics), (new, update_statistics(env.spec, statistics, new)))
         return state, *ended
 
@@ -93,26 +104,32 @@ def play(
             errors += 1
             return [[1, 0, 0, 0]]
 
+    seconds: list[float] = []
     agents = [wrap_controller(functools.partial(call, controller)) for controller in controllers]
+    own = [] if isinstance(team, str) else [wrap_controller(controller, seconds) for controller in team]
     statistics = start_statistics(timestep)
     for t in range(evaluated.settings["max_steps"]):
         now, second = jax.tree.map(np.asarray, (state.env.game, state.env.plays_second_half))
-        theirs = np.zeros((games, half), np.int32)
+        action = np.zeros((games, 2 * half), np.int32)
+        if isinstance(team, str):
+            action[:, :half] = act(state, timestep, np.uint32(t))
         for i in np.flatnonzero(~np.asarray(timestep.done)):
             bodies, directions, beans = to_segments(board, jax.tree.map(lambda x, i=i: x[i], now))
             game: Any = SimpleNamespace(state=oracle.State(bodies, directions, beans, t + 1), settings=rule)
-            theirs[i] = agents[i](game, 0 if second[i] else 1)
-        state, timestep, statistics = step(evaluated.params, state, timestep, statistics, theirs, np.uint32(t))
+            action[i, half:] = agents[i](game, 0 if second[i] else 1)
+            if own:
+                action[i, :half] = own[i](game, 1 if second[i] else 0)
+        state, timestep, statistics = step(state, timestep, statistics, action)
         if (t + 1) % 20 == 0:
-            say(f"{name}, step {t + 1}: score difference {np.mean(statistics.metrics['score_difference']):.2f}")
+            say(f"step {t + 1}: score difference {np.mean(statistics.metrics['score_difference']):.2f}")
     ended = {metric: np.asarray(value) for metric, value in statistics.metrics.items()}
-    return ended | {"points": ended["win"] + ended["draw"] / 2}, errors
+    return Games(ended | {"points": ended["win"] + ended["draw"] / 2}, errors, seconds)
 
 
-def player(name: str) -> tuple[PolicySet, str]:
-    """Return a run, however it is named, or a scripted player as (its environment and policies, its policy's name).
+def player(name: str, games: int, search: bool) -> tuple[PolicySet, str | list[Controller]]:
+    """Return a run, however it is named, or a scripted player, as (its environment and policies, what plays).
 
-    Raises UserError.
+    A run is exported, and its agent loaded anew for each game. Raises UserError.
     """
     env: Any = make("snakes_3v3")
     if name in env.baselines and not Path(name).is_dir():
@@ -122,7 +139,11 @@ def player(name: str) -> tuple[PolicySet, str]:
     run = policies.load_run(name)
     if run.env.env.match_rules is None:
         raise UserError(f"{name} was trained on '{run.name}', which has no other team: name a run of snakes")
-    return run, "sampled"
+    assert run.algo is not None
+    with tempfile.TemporaryDirectory() as folder:
+        for file, content in jidi_files(run.env.env, run.algo, run.params, False, search).items():
+            (Path(folder) / file).write_bytes(content)
+        return run, [load_agent(Path(folder)).my_controller for _ in range(games)]
 
 
 @exit_on_error
@@ -137,12 +158,13 @@ def main(argv: Sequence[str]) -> int:
     )
     add_int(parser, "--games", 1, 100_000, 200, "play N games per player (default: 200)")
     add_seed(parser, "the held-out games")
+    parser.add_argument("--search", action="store_true", help="export runs with --search")
     parser.add_argument("--out", metavar="FILE", help="write the result to this JSON file")
     flags = parser.parse_args(list(argv))
     games = flags.games
     seed = flags.seed
     path = measure.output(flags.out, "public_agent") if flags.out else None
-    players = [player(name) for name in flags.players]
+    players = [player(name, games, flags.search) for name in flags.players]
     agents = [load_agent(flags.agent) for _ in range(games)]
     for agent in agents:
         agent.print = lambda *_: None  # what it prints is hidden anyway, and takes most of its time
@@ -154,10 +176,11 @@ def main(argv: Sequence[str]) -> int:
         "seed": seed,
         "players": rows,
     }
-    for title, (evaluated, name) in zip(flags.players, players, strict=True):
-        random.seed(seed)  # the agent draws from the global generator
-        ended, errors = play(
-            evaluated, name, [agent.my_controller for agent in agents], seed, lambda line: print(line, file=sys.stderr)
+    for title, (evaluated, team) in zip(flags.players, players, strict=True):
+        random.seed(seed)  # agents draw from the global generators
+        np.random.seed(seed)
+        ended, errors, seconds = play(
+            evaluated, team, [agent.my_controller for agent in agents], seed, lambda line: print(line, file=sys.stderr)
         )
         rows[title] = {
             metric: estimate_points(ended["win"], ended["draw"])
@@ -171,6 +194,8 @@ def main(argv: Sequence[str]) -> int:
         ]
         print(f"{title}: {', '.join(means)}; {errors} errors of the agent", flush=True)
         rows[title] |= {"checkpoint": evaluated.step, "agent_errors": errors}
+        if seconds:
+            rows[title] |= {"milliseconds": {q: 1e3 * float(np.quantile(seconds, q)) for q in (0.5, 0.99, 1.0)}}
         if path:
             measure.write(result, path)
     return 0

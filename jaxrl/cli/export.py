@@ -33,6 +33,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--greedy", action="store_true", help="jidi: play the best action, as the other formats do, instead of sampling"
     )
+    parser.add_argument(
+        "--search", action="store_true", help="jidi: also search before each move for walks, and avoid dead ends"
+    )
     add_checkpoint(parser)
     flags = parser.parse_args(list(argv))
     check_transfers()
@@ -41,13 +44,14 @@ def main(argv: Sequence[str]) -> int:
     if flags.out is None:
         raise UsageError("say where to write: --out DIR")
     if flags.format == RUN:
-        if flags.greedy:
-            raise UsageError("--greedy has no effect on --format run, which keeps the whole policy: leave it out")
+        if flags.greedy or flags.search:
+            flag = "--greedy" if flags.greedy else "--search"
+            raise UsageError(f"{flag} has no effect on --format run, which keeps the whole policy: leave it out")
         paths = write_small_run(flags.run, Path(expand_home(flags.out)), not flags.last, find_checkpoint(flags))
         print(f"wrote {flags.out} ({sum(path.stat().st_size for path in paths) / 2**10:,.0f} KiB)")
         return 0
     policy = load_policy(flags.run, not flags.last, checkpoint=find_checkpoint(flags))
-    for path in export(policy, flags.format, flags.out, greedy=flags.greedy):
+    for path in export(policy, flags.format, flags.out, greedy=flags.greedy, search=flags.search):
         print(f"wrote {path} ({path.stat().st_size / 2**10:,.0f} KiB)")
     drawn = flags.format == "jidi" and not flags.greedy
     kind = "parameters" if flags.format == "safetensors" else "drawn" if drawn else "its best actions"

@@ -136,7 +136,7 @@ def _network_params(actor: Params) -> dict[str, Any]:
     return {**encoder, **actor, "head": {**encoder.get("head", {}), **last_layer}}
 
 
-def jidi_settings(env: Any, algo: Algorithm, greedy: bool) -> dict[str, Any]:
+def jidi_settings(env: Any, algo: Algorithm, greedy: bool, search: bool) -> dict[str, Any]:
     """Return the settings that submission.py needs besides the weights.
 
     Raises UsageError: the platform, or its agent, could not play the policy.
@@ -166,12 +166,13 @@ def jidi_settings(env: Any, algo: Algorithm, greedy: bool) -> dict[str, Any]:
         "masking": algo.respects_masks and env.masks,
         "careful_masks": env.careful_masks,
         "greedy": greedy,
+        "search": search,
     }
 
 
-def jidi_files(env: Any, algo: Algorithm, params: Params, greedy: bool) -> dict[str, bytes]:
+def jidi_files(env: Any, algo: Algorithm, params: Params, greedy: bool, search: bool) -> dict[str, bytes]:
     """Return the content of submission.py and weights.npz. Raises UsageError as `jidi_settings` does."""
-    return _files(SUBMISSION, jidi_settings(env, algo, greedy), params, {})
+    return _files(SUBMISSION, jidi_settings(env, algo, greedy, search), params, {})
 
 
 def source(agent: Path) -> bytes:

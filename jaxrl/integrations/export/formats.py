@@ -39,7 +39,9 @@ ABOUT = {  # what inputs and outputs are, by the first word of their names
 }
 
 
-def export(policy: Policy | str | Path, format: str, path: str | Path, *, greedy: bool = False) -> list[Path]:
+def export(
+    policy: Policy | str | Path, format: str, path: str | Path, *, greedy: bool = False, search: bool = False
+) -> list[Path]:
     """Write a policy as files of a format.
 
     Args:
@@ -48,6 +50,7 @@ def export(policy: Policy | str | Path, format: str, path: str | Path, *, greedy
             Python file), jidi (an agent for the Jidi platform), run (a run directory with only the weights).
         path: directory to write to, made if absent; files of the same names in it are replaced.
         greedy: for jidi, whose agent otherwise samples its actions; the other formats always act greedily.
+        search: for jidi, whose agent then avoids dead ends that a search finds before each move.
 
     Returns:
         the files' paths.
@@ -67,7 +70,9 @@ def export(policy: Policy | str | Path, format: str, path: str | Path, *, greedy
         return write_small_run(policy, out)
     policy = policy if isinstance(policy, Policy) else load_policy(policy)
     is_jidi = format == "jidi"
-    files = jidi_files(policy.env, policy.algo, policy.params, greedy) if is_jidi else WRITERS[format](policy)
+    if search and not is_jidi:
+        raise UsageError(f"search is for agents of the jidi format, not for {format}: leave it out")
+    files = jidi_files(policy.env, policy.algo, policy.params, greedy, search) if is_jidi else WRITERS[format](policy)
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():

@@ -29,6 +29,7 @@ from jaxrl.integrations.jidi.obs_full import obs_full
 from jaxrl.integrations.jidi.obs_heading import obs_heading
 from jaxrl.integrations.jidi.observation import obs26, obs30, obs35
 from jaxrl.integrations.jidi.territory import careful
+from jaxrl.integrations.jidi.walks import longest_walks
 from jaxrl.integrations.numpy_networks import network
 
 LAYOUTS = {"obs26": obs26, "obs30": obs30, "obs35": obs35, "obs_full": obs_full, "obs_heading": obs_heading}
@@ -95,7 +96,11 @@ class Policy:
     def mask(self, board: Board, i: int) -> list[bool]:
         """Return the directions that snake i may choose, up, down, left, right."""
         length = self.settings["careful_masks"]
-        return careful(board, i, length) if length else board.open_directions(i)
+        is_open = careful(board, i, length) if length else board.open_directions(i)
+        if not self.settings["search"] or not board.snakes[i]:
+            return is_open
+        chosen = longest_walks(board, i, [d for d in range(4) if is_open[d]])
+        return [d in chosen for d in range(4)]
 
 
 POLICY = Policy(os.path.join(os.path.dirname(os.path.abspath(__file__)), "weights.npz"))
