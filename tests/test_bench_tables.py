@@ -51,7 +51,7 @@ BY_HAND = {
     "docs/results.md": {
         "95 % ones": "jaxrl/evaluation/statistics.py",
         "493 x 493 cells": "configs/coma.yaml",
-        "60 x 60 cells": "configs/coma_paper_small.yaml",
+        "60 x 60 cells": "configs/coma_quick.yaml",
         "200 missions each": "bench/claims/claims.yaml",
         "60 of its seconds": "bench/results/score_h200.json",
         "within 5 cm": "envs_jax/reach/reward.py",

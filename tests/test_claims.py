@@ -118,7 +118,7 @@ two_stages:
   tier: nightly
   cost: 1
   seeds: [1, 2]
-  train: [--config coma_paper_small, "--config coma_paper_cpu --init_from {previous}"]
+  train: [--config coma_quick, "--config coma --init_from {previous}"]
   evaluate: jaxrl.evaluate {run} --episodes 200
   expect:
     entropy: {of: policies/learned/entropy, expected: [0.1, 0.3], within: 0.02}
@@ -201,12 +201,12 @@ def test_a_claim_that_holds(programs: Programs, capfd: Capture) -> None:
     assert capfd.readouterr().out == "two_stages holds over seeds 1, 2: entropy is 0.195, within 0.2 ± 0.02\n"
     assert [words[0] for words in programs.words] == ["jaxrl.train", "jaxrl.train", "jaxrl.evaluate"] * 2
     first, second, evaluation = programs.words[:3]
-    assert first[1:5] == ["--config", "coma_paper_small", "--seed", "1"]
+    assert first[1:5] == ["--config", "coma_quick", "--seed", "1"]
     first_run = str(Path(first[first.index("--runs") + 1]) / "coma_coverage" / "run")
     assert second[second.index("--init_from") + 1] == first_run
     assert evaluation[1] == str(Path(second[second.index("--runs") + 1]) / "coma_coverage" / "run")
     found = programs.read("two_stages")
-    assert found["commands"][0] == "python -m jaxrl.train --config coma_paper_small --seed {seed}"
+    assert found["commands"][0] == "python -m jaxrl.train --config coma_quick --seed {seed}"
     assert found["verdict"]["holds"] and [row["seed"] for row in found["rows"]] == [1, 2]
     row = found["rows"][1]
     assert row["figures"] == {"entropy": 0.2, "f1": 0.8} and row["commit"] == "c0ffee"
