@@ -133,7 +133,7 @@ def test_each_scripted_player_is_the_level_of_its_name():
     evaluated = load(None, "snakes_1v1", dataclasses.asdict(make("snakes_1v1", max_steps=STEPS)))
     opponents = league.apply_match_settings(evaluated).env.env.match_rules.opponents
     levels = {"random": "0", **{f"level{k}": str(k) for k in range(1, 5)}}
-    levels |= {"evasion": "evasion", "territory": "territory"}
+    levels |= {"evasion": "evasion", "territory": "territory", "sharing": "sharing"}
     assert list(opponents) == list(levels)
     for name, context in opponents.items():
         np.testing.assert_array_equal(context, evaluated.with_env_settings({"opponent": levels[name]}).context)

@@ -15,7 +15,7 @@ from jaxrl.report import tables
 from jaxrl.runtime.scoring import Scoring
 
 POLICIES = ("learned", "sampled", "random", "ig_sequential", "lawnmower_5", "lawnmower_10", "lawnmower_15")
-PLAYERS = ("random", "level1", "level2", "level3", "level4", "evasion", "territory")
+PLAYERS = ("random", "level1", "level2", "level3", "level4", "evasion", "territory", "sharing")
 
 
 def print_plain(capsys: pytest.CaptureFixture[str], *parts: Any) -> list[str]:

@@ -12,9 +12,10 @@ up, down, left, right in this order, and to the earlier bean. `blocked` is a nei
     evasion   like 1 among the cells with a way on that no earlier direction has claimed, else among all
     territory towards the nearest bean that it reaches before all other snakes, through a territory of at least as many
               cells as its own length (or 20); if there is none, to the most territory, then room; see `territory.reach`
+    sharing   when longer than 15, after its own tail; else like `territory`, but the team's snakes share out beans, and
+              of snakes that reach a cell in the same move the shortest has it; see `sharing.share`
 
-The last one follows the core of the strongest public heuristic agent found, CarlossShi/Competition_3v3snakes, which
-also shares beans among its snakes, moves several of them at once and, when long, follows its own tail.
+The last two follow parts of the strongest public heuristic agent found, CarlossShi/Competition_3v3snakes.
 
 `exclusive`: 3, 4 and evasion choose their beans in turn too, as 2 does. A new opponent is one more entry of
 `OPPONENTS`, at its end.
@@ -35,7 +36,7 @@ from envs_jax.stages import materialize
 
 _FAR = 1 << 20
 _IN_ONE_LOOP = 3  # snakes
-LONG = 22
+_LONG = 15  # cells; the public agent's limit on this board is 22, and is a little weaker
 
 
 def squared_distance(a: Array, b: Array) -> Array:
@@ -131,7 +132,7 @@ class View(NamedTuple):
     draw: Array  # int32[m, ...], 0 to 3, random
     reach: Callable[[], Reach]  # what the snakes reach, computed only by opponents that ask for it
     length: Array  # int32[m, ...]
-    shares: Callable[[], Shares]
+    shares: Callable[[], Shares]  # what they come to if all snakes share the board
 
 
 def _nearest(view: View) -> Array:
@@ -154,15 +155,13 @@ def _claim(view: View) -> Array:
 def _share(view: View) -> Array:
     room, _, cells, _ = view.reach()
     shares = view.shares()
-    long = (view.length > LONG)[None]
-    tail = jnp.where(long & (shares.tail < view.length // 2), shares.tail, sharing.NEVER)
-    safe = room >= jnp.minimum(view.length, territory.FAR)[None]
-    moves = jnp.where(safe[:, None], shares.bean, sharing.NEVER)  # [4, K, m]
-    nearest = jnp.min(moves, 0)
-    to_tail = jnp.min(tail, 0) < sharing.NEVER
-    bean = sharing.assign(jnp.where(to_tail[None], sharing.NEVER, nearest))
-    target = choose(bean, [*(moves[:, b] for b in range(moves.shape[1])), jnp.full_like(tail, sharing.NEVER)])
-    target = jnp.where(to_tail[None], tail, target)
+    is_wide = cells >= jnp.minimum(view.length, territory.FAR)[None]
+    beans = jnp.where(is_wide[:, None], shares.bean, sharing.NEVER)  # [4, K, m]
+    tail = jnp.where(shares.tail < (view.length // 2)[None], shares.tail, sharing.NEVER)
+    follows = (view.length > _LONG) & (jnp.min(tail, 0) < sharing.NEVER)
+    own = sharing.assign(jnp.where(follows[None], sharing.NEVER, jnp.min(beans, 0)))
+    none = jnp.full_like(tail, sharing.NEVER)
+    target = jnp.where(follows[None], tail, choose(own[None], [*jnp.moveaxis(beans, 1, 0), none]))
     cost = jnp.where(target < sharing.NEVER, target, _FAR - 1 - (cells << 10) - room)
     return _first_of(list(room > 0), list(cost))
 
