@@ -186,7 +186,7 @@ def make_train(
     if run.first_trainer:
         raise UsageError(
             f"make_train returns a function with one environment, but training begins with {run.phases[0].name}: leave "
-            "that out, or use jaxrl.train"
+            "that out, also where the preset has it for a CPU, or use jaxrl.train"
         )
     if run.env.on_host:
         raise UsageError(

@@ -170,7 +170,7 @@ def parse(
             hidden = name in algos.find(config.algo).fixed_settings or (
                 name in _OPPONENT_SETTINGS and not hasattr(find_class(config.env), "accepts_opponent_actions")
             )
-            _add_flag(groups["first" if name in _FIRST else field.section], field, config.flat()[name], hidden)
+            _add_flag(groups["first" if name in _FIRST else field.section], field, _show_default(config, name), hidden)
     groups["run"].add_argument(
         "--checkpoint", metavar="N", help="with --init_from RUN: number of the checkpoint, as in RUN/checkpoints"
     )
@@ -229,13 +229,22 @@ def _resolve_checkpoint(run: str, number: str) -> str:
     return str(checkpoint_folder(choose_checkpoint(run, int(number))[0], int(number)))
 
 
-def _add_flag(group: Any, field: Field, default: Any, hidden: bool = False) -> None:
-    value = ",".join(map(str, default)) if isinstance(default, tuple) else default
+def _add_flag(group: Any, field: Field, default: str, hidden: bool = False) -> None:
     bounds = "" if field.between is None else f"{format_bound(field.between[0])} to {format_bound(field.between[1])}; "
-    text = f"{field.help} ({bounds}default: {value if value != '' else 'empty'})".replace("%", "%%")
+    text = f"{field.help} ({bounds}default: {default})".replace("%", "%%")
     options: dict[str, Any] = {"nargs": "?", "const": "true"} if field.kind is bool else {}
     text = argparse.SUPPRESS if hidden else text
     group.add_argument(f"--{field.name}", default=argparse.SUPPRESS, metavar=_metavar(field.kind), help=text, **options)
+
+
+def _show_default(config: Config, name: str) -> str:
+    on_a_cpu = f", on a CPU {_show(config.cpu_settings[name])}" if name in config.cpu_settings else ""
+    return _show(config.flat()[name]) + on_a_cpu
+
+
+def _show(value: Any) -> str:
+    text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return text or "empty"
 
 
 def _metavar(kind: Any) -> str:
@@ -263,7 +272,7 @@ def add_environment(
     for name, field in fields.items():
         if field.flag:
             with contextlib.suppress(argparse.ArgumentError):
-                _add_flag(group, field, defaults[name])
+                _add_flag(group, field, _show(defaults[name]))
                 flag_fields[name] = field
 
     def read_settings(parsed: dict[str, Any]) -> dict[str, Any]:

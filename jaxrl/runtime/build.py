@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 
 from envs_jax.base import Environment, EnvSpec, FirstStage
 from envs_jax.batch import BatchedEnvironment, batched
+from envs_jax.stages import on_cpu
 from envs_jax.testing import ContractError, check_types
 from jaxrl import algos
 from jaxrl.algos.base import STANDARD, Algorithm, Custom, Phase
@@ -87,6 +88,7 @@ def iterations_for(env_steps: int, algo: Algorithm) -> int:
 def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD) -> Run:
     """Resolve sizes and choose chunks by the free memory; `compile_run` checks that the run fits. Raises UsageError."""
     check_flags("training")
+    chosen = config.cpu_settings if on_cpu() and not resuming else {}
     config = config if resuming else for_this_device(config)
     settings = config.run
     env = batched(config.make_env())
@@ -123,7 +125,7 @@ def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD)
         if layout.num_envs < num_envs and not all(phase.restart for phase in algo.phases):
             raise UsageError(
                 f"'{config.algo}' goes on with the same environments from one iteration to the next, so they cannot "
-                "take turns: leave out cpu_envs_per_iteration"
+                "take turns: leave out envs_per_iteration"
             )
         total = _total_env_steps(settings, algo)
         stage = env.env.first_stage()
@@ -157,6 +159,8 @@ def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD)
     incomplete = _warn_of_incomplete_phases(phases, layout.num_envs, total)
     warnings = (warning, warn_of_short_episodes(algo, total), incomplete, *algo.warnings(total))
     notes = [*algo.summary(), *(f"warning: {line}" for line in warnings if line)]
+    if chosen:
+        notes.insert(0, f"On a CPU this preset has {', '.join(f'{name} {chosen[name]}' for name in chosen)}.")
     if trainer.turns > 1:
         notes.insert(0, f"An iteration takes {layout.num_envs:,} of the {num_envs:,} environments, in turn.")
     first_trainer = dataclasses.replace(trainer, env=batched(stage.env)) if stage else None
@@ -223,12 +227,12 @@ def _count_envs(config: Config, spec: EnvSpec) -> int:
 
 def _count_envs_in_turn(settings: RunSettings, num_envs: int) -> int:
     """Return how many of the environments an iteration rolls out. Raises UsageError: they have no equal parts."""
-    most = settings.cpu_envs_per_iteration or num_envs
+    most = settings.envs_per_iteration or num_envs
     chosen = largest_divisor(num_envs, most)
     if chosen < min(num_envs, most) / 2:
         raise UsageError(
-            f"{num_envs} environments have no equal parts of about {most}, cpu_envs_per_iteration, that take turns: "
-            f"use --num_envs {-(-num_envs // most) * most}, or --cpu_envs_per_iteration 0"
+            f"{num_envs} environments have no equal parts of about {most}, envs_per_iteration, that take turns: "
+            f"use --num_envs {-(-num_envs // most) * most}, or --envs_per_iteration 0"
         )
     return chosen
 

@@ -52,9 +52,9 @@ class RunSettings:
     num_envs: int = setting(0,
         "number of environments stepped in parallel; 0 = what the algorithm's settings imply; more of them use the "
         "device better and need more memory", between=(0, MAX_ENVS))
-    cpu_envs_per_iteration: int = setting(0,
-        "on a CPU, most environments that an iteration takes, in turn, where iterations begin new episodes; many small "
-        "iterations learn more than a few large ones, and a CPU computes them as fast; 0 = all", between=(0, MAX_ENVS))
+    envs_per_iteration: int = setting(0,
+        "most environments that an iteration takes, in turn, where iterations begin new episodes; many small iterations "
+        "learn more than a few large ones, and a CPU computes them as fast; 0 = all", between=(0, MAX_ENVS))
     seed: int = setting(0, "random seed of the run", between=(0, 2**32 - 1))
     num_seeds: int = setting(1,
         "number of seeds trained together in one program: the seed of the run and the next ones; devices share them",
@@ -159,29 +159,35 @@ FREE_ON_RESUME = (
 # Settings in which a run and its checkpoints may differ; rollout_chunk follows the devices, and changes no result.
 NOT_COMPARED = (*FREE_ON_RESUME, "rollout_chunk")
 TOTALS = ("total_env_steps", "total_episodes")  # alternatives
+CPU = "cpu"  # the section of a preset with other values for a CPU
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The settings of one run; `env_settings` and `algo_settings` hold every field of their classes."""
+    """The settings of one run; `env_settings` and `algo_settings` hold every field of their classes.
+
+    `cpu_settings` are other values that a new run has on a CPU, a preset's section `cpu`.
+    """
 
     algo: str
     env: str
     run: RunSettings
     env_settings: dict[str, Any]
     algo_settings: dict[str, Any]
+    cpu_settings: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def __hash__(self) -> int:
         return hash((self.algo, self.env, self.run))  # the dictionaries of settings have no hash
 
     def flat(self) -> dict[str, Any]:
-        """Return the flat mapping, in the order of config.yaml."""
+        """Return the flat mapping, in the order of config.yaml, without `cpu_settings`."""
         head = {"algo": self.algo, "env": self.env}
         return {**head, **dataclasses.asdict(self.run), **self.env_settings, **self.algo_settings}
 
     def plain(self) -> dict[str, Any]:
         """Return the flat mapping in the types of YAML and JSON."""
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in self.flat().items()}
+        values = self.flat() | ({CPU: _make_plain(self.cpu_settings)} if self.cpu_settings else {})
+        return _make_plain(values)
 
     def with_run(self, **changes: Any) -> "Config":
         """Return a copy with other run settings. Raises UsageError for impossible values."""
@@ -196,6 +202,10 @@ class Config:
         """Return the environment. Raises UsageError for impossible settings."""
         with usage_errors():
             return envs_jax.make(self.env, **self.env_settings)
+
+
+def _make_plain(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -319,14 +329,15 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def for_this_device(config: Config) -> Config:
-    """Return the configuration of a new run on this process's device: it and the environment choose some settings."""
+    """Return the configuration of a new run on this process's device: preset and environment choose some settings."""
+    if on_cpu():
+        config = build({**config.flat(), **config.cpu_settings}, "the preset's values for a CPU")
     env = config.make_env().for_this_device()
-    config = dataclasses.replace(config, env_settings={name: getattr(env, name) for name in config.env_settings})
-    return config if on_cpu() else config.with_run(cpu_envs_per_iteration=0)
+    return dataclasses.replace(config, env_settings={name: getattr(env, name) for name in config.env_settings})
 
 
 def build(values: dict[str, Any], where: str, with_env: bool = True) -> Config:
-    """Build a configuration from a flat mapping with at least `algo`.
+    """Build a configuration from a flat mapping with at least `algo`; `cpu` may hold other values for a CPU.
 
     Where `with_env` is false, settings that are neither the run's nor the algorithm's are the environment's and are not
     checked. This is enough to list runs where the environment's package is not installed.
@@ -343,7 +354,7 @@ def build(values: dict[str, Any], where: str, with_env: bool = True) -> Config:
     settings = {name: field.default for name, field in schema.items()}
     sections: dict[str, dict[str, Any]] = {"run": {}, "environment": {}, "algorithm": {}}
     for name, value in values.items():
-        if name in ("algo", "env"):
+        if name in ("algo", "env", CPU):
             continue
         if name not in schema and not with_env:
             if not _is_plain(value):
@@ -361,7 +372,17 @@ def build(values: dict[str, Any], where: str, with_env: bool = True) -> Config:
         sections[field.section][name] = settings[name]
     with usage_errors():
         run = RunSettings(**sections["run"])
-    return Config(algo, env, run, sections["environment"], sections["algorithm"])
+    config = Config(algo, env, run, sections["environment"], sections["algorithm"])
+    if CPU not in values:
+        return config
+    changed = build({**config.flat(), **_read_cpu_section(values[CPU], where)}, f"{where}, {CPU}").flat()
+    return dataclasses.replace(config, cpu_settings={name: changed[name] for name in values[CPU]})
+
+
+def _read_cpu_section(section: Any, where: str) -> dict[str, Any]:
+    if not isinstance(section, dict) or section.keys() & {"algo", "env", CPU}:
+        raise UsageError(f"{where}: {CPU} must hold settings and their values on a CPU, not {short_repr(section)}")
+    return section
 
 
 def apply_changes(config: Config, changes: dict[str, Any], where: str = "the command line") -> Config:
@@ -370,7 +391,10 @@ def apply_changes(config: Config, changes: dict[str, Any], where: str = "the com
     has_total = any(changes.get(name) for name in TOTALS)
     if has_total:
         values |= dict.fromkeys(TOTALS, 0)
-    result = build({**values, **changes}, where)
+    cpu = {name: value for name, value in config.cpu_settings.items() if name not in changes}
+    if has_total:
+        cpu = {name: value for name, value in cpu.items() if name not in TOTALS}
+    result = dataclasses.replace(build({**values, **changes}, where), cpu_settings=cpu)
     for name in TOTALS:
         if name in changes and not has_total:
             raise UsageError(f"{where}: {name} must be at least 1, not 0: leave it out to keep what was set before")

@@ -1,6 +1,7 @@
 """Presets: YAML files under configs/, in a checkout or in the installed package."""
 
 import sys
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.common.files import expand_home, is_file
 from jaxrl.common.yaml_files import read_mapping
 from jaxrl.integrations import published
-from jaxrl.runtime.config import TOTALS, Config, build, find_env_name, find_fields, read_yaml
+from jaxrl.runtime.config import CPU, TOTALS, Config, build, find_env_name, find_fields, read_yaml
 from jaxrl.runtime.run_directory import CONFIG
 
 _NO_FILE = "the command line"  # named in errors about settings that are from no file
@@ -73,7 +74,7 @@ def _move_to_algo(values: dict[str, Any], algo: str, where: str) -> dict[str, An
     if not is_subclass:
         raise UsageError(f"{where} is for the algorithm '{values['algo']}', not '{algo}': leave one of them out")
     env = find_env_name(values)
-    kept = {name: value for name, value in values.items() if name not in cls.fixed_settings}
+    kept = _keep_settings(values, lambda name: name not in cls.fixed_settings)
     return kept | {"algo": algo} | ({} if env is None else {"env": env})
 
 
@@ -118,7 +119,13 @@ def _move_to_env(values: dict[str, Any], env: str) -> dict[str, Any]:
     dropped = set(find_fields(previous_env, "environment")) if previous_env else set()
     if previous_env and _are_related(previous_env, env):
         valid = set(find_fields(env, "environment"))
-    return {name: value for name, value in values.items() if name not in dropped - valid} | {"env": env}
+    return _keep_settings(values, lambda name: name not in dropped - valid) | {"env": env}
+
+
+def _keep_settings(values: dict[str, Any], keeps: Callable[[str], bool]) -> dict[str, Any]:
+    """Return some of a preset's settings, also of its section for a CPU."""
+    kept = {name: value for name, value in values.items() if keeps(name)}
+    return kept | ({CPU: _keep_settings(values[CPU], keeps)} if CPU in values else {})
 
 
 def _are_related(one: str, other: str) -> bool:
