@@ -53,8 +53,8 @@ class RunSettings:
         "number of environments stepped in parallel; 0 = what the algorithm's settings imply; more of them use the "
         "device better and need more memory", between=(0, MAX_ENVS))
     envs_per_iteration: int = setting(0,
-        "most environments that an iteration takes, in turn, where iterations begin new episodes; many small iterations "
-        "learn more than a few large ones, and a CPU computes them as fast; 0 = all", between=(0, MAX_ENVS))
+        "most environments that an iteration takes, in turn, where iterations begin new episodes; many small "
+        "iterations learn more than a few large ones, and a CPU computes them as fast; 0 = all", between=(0, MAX_ENVS))
     seed: int = setting(0, "random seed of the run", between=(0, 2**32 - 1))
     num_seeds: int = setting(1,
         "number of seeds trained together in one program: the seed of the run and the next ones; devices share them",
