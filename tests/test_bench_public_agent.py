@@ -31,7 +31,7 @@ def test_a_program_that_plays_as_level_1_has_its_games(tmp_path, capsys):
     (tmp_path / "submission.py").write_text(GREEDY)
     agent = public_agent.load_agent(tmp_path / "submission.py")
     alone = load(None, "snakes_1v1", dataclasses.asdict(make("snakes_1v1", max_steps=20)))
-    ended, errors = public_agent.play(alone, "level2", [agent.my_controller] * 12, seed=3)
+    ended, errors, _ = public_agent.play(alone, "level2", [agent.my_controller] * 12, seed=3)
     among = alone.with_env_settings({"opponent": "1", "side": "both"})
     ((_, _, expected),) = league.play(among, [("level2", "level1")], {}, 12, seed=3)
     assert errors == 0 and "step 20" in capsys.readouterr().out
@@ -45,9 +45,10 @@ def test_a_program_that_plays_as_level_1_has_its_games(tmp_path, capsys):
 def test_the_policy_of_the_package_plays(tmp_path, capsys):
     (tmp_path / "submission.py").write_text(GREEDY)
     out = tmp_path / "games.json"
-    words = ["pretrained:snakes", "--agent", str(tmp_path / "submission.py"), "--games", "6", "--out", str(out)]
+    words = ["pretrained:snakes", "--agent", str(tmp_path / "submission.py"), "--games", "6", "--search", "--out", str(out)]
     assert public_agent.main(words) == 0
     row = json.loads(out.read_text())["players"]["pretrained:snakes"]
+    assert 0 < row["milliseconds"]["0.5"] <= row["milliseconds"]["0.99"] <= row["milliseconds"]["1.0"]
     assert row["checkpoint"] > 0 and row["agent_errors"] == 0
     assert {name for name, estimate in row.items() if isinstance(estimate, dict) and "low" in estimate} == {
         "win", "draw", "points"

@@ -249,7 +249,7 @@ def hand_made(env: Any, algo: Ddpg) -> Any:
 
 @pytest.mark.parametrize("layout", by_day(["obs_full", "obs_heading"], ["obs_full"]))
 def test_games_by_the_original_rules(layout: str, tmp_path: Path) -> None:
-    """A policy that goes for beans and avoids walls of snakes beats random players in either side, fast enough."""
+    """A policy that goes for beans and avoids walls of snakes beats random players in either side."""
     env = make("snakes_3v3", observation=layout, careful_masks=10 * (layout == "obs_heading"))
     algo = algorithm(env, hidden_size=4, depth=1)
     agent = export_agent(tmp_path, env, algo, hand_made(env, algo), greedy=True)
@@ -260,7 +260,6 @@ def test_games_by_the_original_rules(layout: str, tmp_path: Path) -> None:
         ours, theirs = agent_games.games(policy, scripted(0), settings, 5, side, seed=4)
         assert (ours > theirs).sum() >= 4 and ours.mean() > 8 + theirs.mean()
     assert len(seconds) == 2 * 5 * 60 * 3
-    assert np.median(seconds) < 0.005
 
 
 def test_a_whole_game_on_the_platform(tmp_path: Path) -> None:
