@@ -126,7 +126,7 @@ def play(
     return Games(ended | {"points": ended["win"] + ended["draw"] / 2}, errors, seconds)
 
 
-def player(name: str, games: int, search: bool) -> tuple[PolicySet, str | list[Controller]]:
+def player(name: str, games: int, greedy: bool, search: bool) -> tuple[PolicySet, str | list[Controller]]:
     """Return a run, however it is named, or a scripted player, as (its environment and policies, what plays).
 
     A run is exported, and its agent loaded anew for each game. Raises UserError.
@@ -141,7 +141,7 @@ def player(name: str, games: int, search: bool) -> tuple[PolicySet, str | list[C
         raise UserError(f"{name} was trained on '{run.name}', which has no other team: name a run of snakes")
     assert run.algo is not None
     with tempfile.TemporaryDirectory() as folder:
-        for file, content in jidi_files(run.env.env, run.algo, run.params, False, search).items():
+        for file, content in jidi_files(run.env.env, run.algo, run.params, greedy, search).items():
             (Path(folder) / file).write_bytes(content)
         return run, [load_agent(Path(folder)).my_controller for _ in range(games)]
 
@@ -158,13 +158,14 @@ def main(argv: Sequence[str]) -> int:
     )
     add_int(parser, "--games", 1, 100_000, 200, "play N games per player (default: 200)")
     add_seed(parser, "the held-out games")
-    parser.add_argument("--search", action="store_true", help="export runs with --search")
+    for flag in ("--greedy", "--search"):
+        parser.add_argument(flag, action="store_true", help=f"export runs with {flag}")
     parser.add_argument("--out", metavar="FILE", help="write the result to this JSON file")
     flags = parser.parse_args(list(argv))
     games = flags.games
     seed = flags.seed
     path = measure.output(flags.out, "public_agent") if flags.out else None
-    players = [player(name, games, flags.search) for name in flags.players]
+    players = [player(name, games, flags.greedy, flags.search) for name in flags.players]
     agents = [load_agent(flags.agent) for _ in range(games)]
     for agent in agents:
         agent.print = lambda *_: None  # what it prints is hidden anyway, and takes most of its time
