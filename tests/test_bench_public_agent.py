@@ -45,7 +45,8 @@ def test_a_program_that_plays_as_level_1_has_its_games(tmp_path, capsys):
 def test_the_policy_of_the_package_plays(tmp_path, capsys):
     (tmp_path / "submission.py").write_text(GREEDY)
     out = tmp_path / "games.json"
-    words = ["pretrained:snakes", "--agent", str(tmp_path / "submission.py"), "--games", "6", "--search", "--out", str(out)]
+    agent = str(tmp_path / "submission.py")
+    words = ["pretrained:snakes", "--agent", agent, "--games", "6", "--search", "--out", str(out)]
     assert public_agent.main(words) == 0
     row = json.loads(out.read_text())["players"]["pretrained:snakes"]
     assert 0 < row["milliseconds"]["0.5"] <= row["milliseconds"]["0.99"] <= row["milliseconds"]["1.0"]
