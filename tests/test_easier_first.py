@@ -135,6 +135,7 @@ def test_a_preset_has_other_values_on_a_cpu(tmp_path: Path, monkeypatch: pytest.
     assert elsewhere.trainer.layout.num_envs == 6 and elsewhere.config.run.total_env_steps == 60 * 15
     assert (elsewhere.algo.gamma, elsewhere.env.env.q) == (0.9, 57)
     assert not any("preset" in note for note in elsewhere.notes)
+    assert "cpu:" in config.to_yaml() and "cpu:" not in elsewhere.config.to_yaml()  # a CPU may read that run
 
 
 def test_values_for_a_cpu_follow_a_preset_to_another_environment(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ METRICS = ("score", "opponent_score", "score_difference", "win", "draw", "points
 
 
 class Games(NamedTuple):
-    """What happened in held-out games."""
+    """Results of held-out games."""
 
     metrics: dict[str, np.ndarray]  # float32[games] at the end of each, with "points": 1 for a win, 0.5 for a draw
     errors: int  # calls of the other team's controllers that raised an error
@@ -106,7 +106,7 @@ def play(
 
     seconds: list[float] = []
     agents = [wrap_controller(functools.partial(call, controller)) for controller in controllers]
-    own = [] if isinstance(team, str) else [wrap_controller(controller, seconds) for controller in team]
+    own_agents = [] if isinstance(team, str) else [wrap_controller(controller, seconds) for controller in team]
     statistics = start_statistics(timestep)
     for t in range(evaluated.settings["max_steps"]):
         now, second = jax.tree.map(np.asarray, (state.env.game, state.env.plays_second_half))
@@ -117,8 +117,8 @@ def play(
             bodies, directions, beans = to_segments(board, jax.tree.map(lambda x, i=i: x[i], now))
             game: Any = SimpleNamespace(state=oracle.State(bodies, directions, beans, t + 1), settings=rule)
             action[i, half:] = agents[i](game, 0 if second[i] else 1)
-            if own:
-                action[i, :half] = own[i](game, 1 if second[i] else 0)
+            if own_agents:
+                action[i, :half] = own_agents[i](game, 1 if second[i] else 0)
         state, timestep, statistics = step(state, timestep, statistics, action)
         if (t + 1) % 20 == 0:
             say(f"step {t + 1}: score difference {np.mean(statistics.metrics['score_difference']):.2f}")

@@ -155,13 +155,13 @@ def _claim(view: View) -> Array:
 def _share(view: View) -> Array:
     room, _, cells, _ = view.reach()
     shares = view.shares()
-    is_wide = cells >= jnp.minimum(view.length, territory.FAR)[None]
-    beans = jnp.where(is_wide[:, None], shares.bean, sharing.NEVER)  # [4, K, m]
+    has_territory = cells >= jnp.minimum(view.length, territory.FAR)[None]
+    beans = jnp.where(has_territory[:, None], shares.bean, sharing.NEVER)  # [4, K, m]
     tail = jnp.where(shares.tail < (view.length // 2)[None], shares.tail, sharing.NEVER)
     follows = (view.length > _LONG) & (jnp.min(tail, 0) < sharing.NEVER)
-    own = sharing.assign(jnp.where(follows[None], sharing.NEVER, jnp.min(beans, 0)))
+    assigned = sharing.assign(jnp.where(follows[None], sharing.NEVER, jnp.min(beans, 0)))
     none = jnp.full_like(tail, sharing.NEVER)
-    target = jnp.where(follows[None], tail, choose(own[None], [*jnp.moveaxis(beans, 1, 0), none]))
+    target = jnp.where(follows[None], tail, choose(assigned[None], [*jnp.moveaxis(beans, 1, 0), none]))
     cost = jnp.where(target < sharing.NEVER, target, _FAR - 1 - (cells << 10) - room)
     return _first_of(list(room > 0), list(cost))
 

@@ -330,10 +330,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def for_this_device(config: Config) -> Config:
     """Return the configuration of a new run on this process's device: preset and environment choose some settings."""
-    if on_cpu():
+    if on_cpu() and config.cpu_settings:
         config = build({**config.flat(), **config.cpu_settings}, "the preset's values for a CPU")
     env = config.make_env().for_this_device()
-    return dataclasses.replace(config, env_settings={name: getattr(env, name) for name in config.env_settings})
+    env_settings = {name: getattr(env, name) for name in config.env_settings}
+    return dataclasses.replace(config, env_settings=env_settings, cpu_settings={})
 
 
 def build(values: dict[str, Any], where: str, with_env: bool = True) -> Config:

@@ -36,7 +36,7 @@ def crop(board: Board, i: int, frame: list[int]) -> list[float]:
 
 
 def features(board: Board, i: int, frame: list[int], rows: int, columns: int) -> list[int]:
-    """What `obs_full` holds after crop and direction, in hundredths; offsets in shares of so many rows and columns."""
+    """Return `obs_full` after crop and direction, in hundredths; offsets in shares of so many rows and columns."""
     blocked = board.blocked(i)
     beans = _bean_features(board, i, frame, rows, columns)
     others = [x for k in board.others(i) for x in _other(board, i, k, frame, rows, columns)]

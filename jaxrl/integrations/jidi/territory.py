@@ -36,16 +36,16 @@ def _find_territory(board: Board, i: int) -> tuple[list[int], list[int]]:
     """
     others = sum(board.bit(board.snakes[k][0]) for k in board.others(i) if board.snakes[k])
     others = board.spread(others) & board.free[1]
-    own = [board.bit(cell) & board.free[1] & ~others for cell in board.around(i)]
-    near = own
+    owned = [board.bit(cell) & board.free[1] & ~others for cell in board.around(i)]
+    near = owned
     for k in range(2, FAR + 1):
         free = board.free[k]
-        taken = own[0] | own[1] | own[2] | own[3]
+        taken = owned[0] | owned[1] | owned[2] | owned[3]
         others |= board.spread(others) & free & ~taken
-        own = [cells | board.spread(cells) & free & ~others for cells in own]
+        owned = [cells | board.spread(cells) & free & ~others for cells in owned]
         if k == NEAR:
-            near = own
-    return near, own
+            near = owned
+    return near, owned
 
 
 def _meet(board: Board, i: int, snakes: list[int]) -> list[bool]:

@@ -10,7 +10,7 @@ MOST_CELLS = 300  # tried per direction; a walk that takes more to find is taken
 
 
 def longest_walks(board: Board, i: int, directions: list[int]) -> list[int]:
-    """Those of the directions after which snake i has the longest walk.
+    """Return the directions after which snake i has the longest walk.
 
     A walk visits no cell twice and enters cells only when bodies have left them; other snakes stay where they are but
     for their tails. It is as long as the snake and two more moves if it comes to a cell that the snake's own tail has
