@@ -1,5 +1,6 @@
 """Egocentric views of coverage, and networks that see them."""
 
+import dataclasses
 import itertools
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from hypothesis import strategies as st
 
 import envs_jax
 import jaxrl
+from envs_jax.base import Box
 from envs_jax.coverage import actions, egocentric, observation
 from jaxrl.algos.coma import Coma
+from jaxrl.algos.ppo import Ppo
 from jaxrl.nn.team_policy import Situation
 from jaxrl.rl.data_parallel import DataParallel
 
@@ -159,6 +162,44 @@ def test_training_sees_them(tmp_path: Path) -> None:
     np.testing.assert_array_equal(first, second)
 
 
+@pytest.mark.parametrize("critic", ["local", "central"])
+def test_an_egocentric_actor_of_ppo_acts_alike_and_its_critic_does_not_see_the_frame(critic: Any) -> None:
+    """Logits of mirrored views are mirrored, and the value of a state is the same; without the setting neither is."""
+    env = envs_jax.make("coverage", q=5)
+    generator = np.random.default_rng(0)
+    positions = np.array([[9, 7, 0], [1, 2, 1], [3, 8, 2], [8, 4, 1]], np.int32)
+    view = make_view(generator, positions, np.array([1, 2, 3, 4]))
+    other = turn_views_and_actions(view, True, False, True)
+    order = [turned_action(a, True, False, True) for a in range(6)]
+    for seen in (True, False):
+        algo = Ppo(env.spec, DataParallel(8), egocentric=seen, critic=critic, hidden_size=8, initializer="torch")
+
+        @jax.jit
+        def compute_outputs(view: Any, algo: Ppo = algo) -> Any:
+            """The actor's logits and the critic's value, of a step of an agent each."""
+            params, rows = algo.init(jax.random.key(0), None).replicated, view[:, None, None]
+            channels = {"observation": rows[..., :7], "central": rows}
+            single = channels | {"situation": Situation((), ()), "carry": (), "critic_carry": ()}
+            logits = algo.actor_outputs(params.actor.params, params, single)
+            return logits[:, 0, 0], algo.values(params.critic.params, params, single)[0]
+
+        (logits, value), (other_logits, other_value) = compute_outputs(view), compute_outputs(other)
+        assert np.allclose(logits, np.asarray(other_logits)[:, order], atol=1e-6) == seen
+        assert np.allclose(value, other_value, atol=1e-6) == seen
+
+
 def test_an_environment_without_egocentric_views_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^'corridor' has no egocentric views: use --egocentric false$"):
-        Coma(Corridor().spec, DataParallel(8), egocentric=True)
+    for algo in (Coma, Ppo):
+        with pytest.raises(ValueError, match=r"^'corridor' has no egocentric views: use --egocentric false$"):
+            algo(Corridor().spec, DataParallel(8), egocentric=True)
+
+
+def test_egocentric_views_of_normalised_observations_are_refused() -> None:
+    """They are made of observations as they are: a normalised plane no longer says where the area ends."""
+    spec = envs_jax.make("coverage", q=5).spec
+    with pytest.raises(ValueError, match=r"use --normalize_observation never, or --egocentric false$"):
+        Ppo(spec, DataParallel(8), egocentric=True, normalize_observation="always")
+    Ppo(spec, DataParallel(8), egocentric=True)
+    box = dataclasses.replace(spec, action=Box((2,), jnp.float32, -1.0, 1.0))
+    with pytest.raises(ValueError, match=r"^egocentric views are for discrete actions"):
+        Ppo(box, DataParallel(8), egocentric=True)

@@ -80,6 +80,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "ppo_box": lambda: make_ppo(PointMass(num_agents=2, box=0.5), normalize_observation="always"),
     "ppo_box_plain": lambda: make_ppo(PointMass(), normalize_observation="never"),
     "ppo_images": lambda: make_ppo(make("coverage", q=5), stride=2, normalize_observation="always"),
+    "ppo_egocentric": lambda: make_ppo(make("coverage", q=5), stride=2, egocentric=True, normalize_observation="never"),
     "ppo_gru": lambda: make_ppo(Corridor(num_agents=2), normalize_observation="always", memory="gru", memory_size=6),
     "ppo_lstm_box": lambda: make_ppo(PointMass(num_agents=2, box=0.5), memory="lstm", memory_size=6, memory_layers=2),
     "coma_gru": lambda: make_policy(
@@ -107,6 +108,7 @@ NUMPY = [
 EXPORTED_BY_DAY = ("coma_vectors", "ddpg_continuous", "ppo_gru")
 AT_NIGHT = {  # in NumPy, of which others have all parts
     "coma_egocentric", "coma_vectors", "ddpg_continuous", "bicnet", "ppo", "ppo_box_plain", "ppo_images",
+    "ppo_egocentric",
 }  # fmt: skip
 
 

@@ -46,7 +46,7 @@ from envs_jax.base import Array, Discrete, EnvSpec, TimeStep, pytree
 from envs_jax.critic_input import with_critic_input
 from envs_jax.progress import Progress, total
 from jaxrl.algos.base import RATE, UNIT, AlgoState, Learner, Mode, Trajectory, is_used, setting
-from jaxrl.algos.on_policy import Arrays, OnPolicy, Prepared
+from jaxrl.algos.on_policy import Arrays, OnPolicy, Prepared, check_egocentric
 from jaxrl.algos.targets import lambda_targets
 from jaxrl.algos.team_actions import sample_sequentially
 from jaxrl.common.types import Key, Params, PolicyParams
@@ -77,7 +77,6 @@ class Coma(OnPolicy):
 
     updates: ClassVar[Mapping[str, tuple[str, ...]]] = {"critic": ("critic",), "actor": ("actor",)}
     acting_settings: ClassVar[dict[str, Any]] = {"minibatch_size": 10**9, "normalize_advantage": False}  # for any spec
-    compatible_settings: ClassVar[tuple[str, ...]] = ("egocentric", *OnPolicy.compatible_settings)
     sweepable: ClassVar[tuple[str, ...]] = (
         "gamma", "td_lambda", "actor_lr", "critic_lr", "final_lr_fraction", "eps_max", "eps_min", "entropy_weight",
         "entropy_final",
@@ -121,10 +120,6 @@ class Coma(OnPolicy):
         "critic", "critic: Q(a) - baseline (COMA); return: TD(lambda) target - baseline (arXiv 1506.02438)"
     )
     normalize_advantage: bool = setting(False, "divide advantages by their standard deviation over the minibatch")
-    egocentric: bool = setting(
-        False, "show networks the view from the agent, in which symmetric situations look alike; for environments that "
-        "define it, such as coverage",
-    )  # fmt: skip
     hidden_size: int = setting(256, "channels of the convolutions and units of the dense layers", between=(1, 2**14))
     depth: int = setting(1, "number of hidden dense layers; images pass convolutions first", between=(0, 100))
     initializer: Literal["torch", "he"] = setting("torch", "torch: PyTorch's default; he: He normal, small last layer")
@@ -133,9 +128,8 @@ class Coma(OnPolicy):
         spec = self.spec
         if not isinstance(spec.action, Discrete):
             raise ValueError(f"coma needs discrete actions, '{spec.name}' has continuous ones: use ppo, sac or ddpg")
-        if self.egocentric and (spec.egocentric is None or spec.critic_input is None):
-            missing = "critic_input" if spec.egocentric else "egocentric views"
-            raise ValueError(f"'{spec.name}' has no {missing}: use --egocentric false")
+        if self.egocentric:
+            check_egocentric(spec, central=True)
         object.__setattr__(self, "spec", with_critic_input(spec))  # a default one, where the environment has none
         if self.spec.critic_input is None or self.spec.critic_input_spec is None:
             raise ValueError(
@@ -342,17 +336,11 @@ class Coma(OnPolicy):
     def networks(self) -> dict[str, TeamNetwork]:  # type: ignore[override]
         """The actor, with a logit for each action, and the critic, with a value for each, after V(s) with `dueling`."""
         assert isinstance(self.spec.action, Discrete)
+        assert self.spec.critic_input_spec is not None
         actions = self.spec.action.n
-        turn = self.spec.egocentric if self.egocentric else None
-
-        def make(part: str, outputs: int, box: Any) -> TeamNetwork:
-            seen = jax.ShapeDtypeStruct(box.shape, box.dtype)
-            shape = box.shape if turn is None else jax.eval_shape(turn, seen)[0].shape
-            return self.make_team_network(part, outputs, shape, turn=turn)
-
         return {
-            "actor": make("actor", actions, self.spec.observation),
-            "critic": make("critic", actions + self.dueling, self.spec.critic_input_spec),
+            "actor": self.make_team_network("actor", actions, self.spec.observation.shape),
+            "critic": self.make_team_network("critic", actions + self.dueling, self.spec.critic_input_spec.shape),
         }
 
     def logits(self, actor: Params, rows: Arrays) -> Array:

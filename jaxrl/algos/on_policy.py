@@ -51,6 +51,13 @@ class Prepared:
     sharded: Any = ()
 
 
+def check_egocentric(spec: EnvSpec, central: bool) -> None:
+    """Raise ValueError where networks cannot have egocentric views; `central`: the critic sees `critic_input`."""
+    if spec.egocentric is None or (central and spec.critic_input is None):
+        missing = "critic_input" if spec.egocentric else "egocentric views"
+        raise ValueError(f"'{spec.name}' has no {missing}: use --egocentric false")
+
+
 @dataclasses.dataclass(frozen=True)
 class OnPolicy(Algorithm):
     """Base of algorithms that learn from each rollout in epochs over minibatches.
@@ -82,13 +89,19 @@ class OnPolicy(Algorithm):
     message_heads: int = setting(4, "heads of the attention", between=(1, 1000))
     message_layers: int = setting(2, "layers of the attention within one exchange of messages", between=(1, 100))
     share_parameters: bool = setting(True, "one network for all agents; false: one for each agent, or type of agent")
+    egocentric: bool = setting(
+        False, "show networks the view from the agent, in which symmetric situations look alike; for environments that "
+        "define it, such as coverage",
+    )  # fmt: skip
 
     # The stages of an epoch in order, and the parts that one step on a minibatch of each changes.
     updates: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     parts: ClassVar[tuple[str, ...]] = ("actor", "critic")
     memory_parts: ClassVar[tuple[str, ...]] = ("actor",)  # the parts that are recurrent with `memory`
     weighs_agents: ClassVar[bool] = True
-    compatible_settings: ClassVar[tuple[str, ...]] = ("memory", "message_passing", "message_heads", "share_parameters")
+    compatible_settings: ClassVar[tuple[str, ...]] = (
+        "egocentric", "memory", "message_passing", "message_heads", "share_parameters",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -361,6 +374,13 @@ class OnPolicy(Algorithm):
         """The networks by part, see `make_team_network`."""
         return {}
 
+    def make_turn(self, per_action: bool) -> Turn | None:
+        """Return what makes a network's input from a view, see `egocentric`; None: networks see views as they are."""
+        turn = self.spec.egocentric if self.egocentric else None
+        if turn is None or per_action:
+            return turn
+        return lambda view: (turn(view)[0], None)
+
     def make_team_network(
         self,
         part: str,
@@ -368,18 +388,21 @@ class OnPolicy(Algorithm):
         shape: tuple[int, ...],
         image: bool = True,
         deviation: float | None = None,
-        turn: Turn | None = None,
+        per_action: bool = True,
     ) -> TeamNetwork:
         """Return the network of a part for inputs of a shape, with all that the settings ask for.
 
         Args:
             part: such as "actor".
             outputs: numbers for each sample; with an initial `deviation` half of them are deviations.
-            shape: of one agent's input, as the network sees it.
+            shape: of one agent's input, before it is turned.
             image: whether an input (H, W, C) passes convolutions, and is not flattened.
             deviation: of Gaussian outputs.
-            turn: makes the network's input from an observation, see `egocentric`.
+            per_action: whether the last outputs belong to the actions, which `egocentric` views turn, too.
         """
+        turn = self.make_turn(per_action)
+        if turn is not None:
+            shape = jax.eval_shape(turn, jax.ShapeDtypeStruct(shape, jnp.float32))[0].shape
         dtype = self.layout.compute_dtype
         sizes = Sizes(self.hidden_size, self.depth, self.initializer, self.stride, self.convolution, dtype)
         numbers = outputs if deviation is None else outputs // 2

@@ -39,7 +39,7 @@ from envs_jax.base import SMALLEST_IMAGE, Array, Box, Discrete, EnvSpec, TimeSte
 from envs_jax.progress import Progress
 from jaxrl.algos.base import RATE, UNIT, AlgoState, Learner, Mode, Trajectory, setting
 from jaxrl.algos.box_actions import BoxActions
-from jaxrl.algos.on_policy import Arrays, OnPolicy, Prepared
+from jaxrl.algos.on_policy import Arrays, OnPolicy, Prepared, check_egocentric
 from jaxrl.algos.targets import lambda_targets, quantile_targets
 from jaxrl.algos.team_actions import sample_sequentially
 from jaxrl.common.types import Key, Params, PolicyParams
@@ -141,6 +141,15 @@ class Ppo(OnPolicy):
                 f"rollout_steps 0 needs episodes of one length, and in '{self.spec.name}' they may end earlier: give a "
                 "number, such as 128"
             )
+        if self.egocentric:
+            check_egocentric(self.spec, central=self.view == "central")
+            if not self._discrete:
+                raise ValueError(f"egocentric views are for discrete actions: '{self.spec.name}' has continuous ones")
+            if self._normalizes_inputs:
+                raise ValueError(
+                    "egocentric views are made from observations as they are, not normalised ones: use "
+                    "--normalize_observation never, or --egocentric false"
+                )
         super().__post_init__()
         if self.quantiles and self.risk_level * self.quantiles < 1 - 1e-6:
             raise ValueError(
@@ -328,7 +337,7 @@ class Ppo(OnPolicy):
             shape = self.view_shapes[part]
             image = len(shape) == 3 and min(shape[:2]) >= SMALLEST_IMAGE
             deviation = None if self._discrete or part == "critic" else INITIAL_STD
-            return self.make_team_network(part, outputs, shape, image, deviation)
+            return self.make_team_network(part, outputs, shape, image, deviation, per_action=part == "actor")
 
         action = self.spec.action
         actor_outputs = action.n if isinstance(action, Discrete) else 2 * math.prod(action.shape)
@@ -381,13 +390,16 @@ class Ppo(OnPolicy):
 
     def fresh_statistics(self) -> Statistics:
         """Return statistics of no inputs and no targets, of those that are in use."""
-        box = self.spec.observation
-        needs_scaling = len(box.shape) == 1 and max(-box.lowest, box.highest) > INPUT_LIMIT
-        enabled = {"always": True, "never": False, "auto": needs_scaling}[self.normalize_observation]
         shapes: dict[str, tuple[int, ...]] = {"value": ()} if self.normalize_value else {}
-        if enabled:
+        if self._normalizes_inputs:
             shapes |= self.view_shapes
         return {name: start(shape) for name, shape in shapes.items()}
+
+    @property
+    def _normalizes_inputs(self) -> bool:
+        box = self.spec.observation
+        needs_scaling = len(box.shape) == 1 and max(-box.lowest, box.highest) > INPUT_LIMIT
+        return {"always": True, "never": False, "auto": needs_scaling}[self.normalize_observation]
 
     # State and sizes
 

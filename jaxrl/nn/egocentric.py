@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 from envs_jax.base import Array
 
-# An observation [...] -> what its agent sees, and which output of a network belongs to each action, int32[n].
-Turn = Callable[[Array], tuple[Array, Array]]
+# A view [...] -> what its agent sees, and which output of a network belongs to each action, int32[n] or None
+Turn = Callable[[Array], tuple[Array, Array | None]]
 
 
 def turn_views(turn: Turn | None, views: Array) -> tuple[Array, Array | None]:
