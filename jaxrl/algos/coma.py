@@ -14,7 +14,8 @@ then learns in this order:
    After its step the critic's values Q(s, .) of the minibatch are stored: `evaluate_minibatch`.
 4. Each of the last `actor_epochs` epochs then takes a step of the actor on every minibatch, with these values: the
    advantage is A = Q(s, a) - sum_b pi(b) Q(s, b), and the loss is -mean w A log pi(a): `actor_loss`. The preset `coma`
-   takes y in place of Q(s, a) in A (`advantage: return`), clips ratios and adds an entropy bonus.
+   clips ratios, adds an entropy bonus, and takes y in place of Q(s, a) in A (`advantage: return`), with the baseline
+   of the critic that has not learned these y yet.
 
 The policy is pi = mask ((1 - epsilon) softmax(logits) + epsilon / n), renormalised. The weight w is 0 where an episode
 has ended, as the action on its last observation is ignored, and for absent agents; elsewhere it is constant, and its
@@ -117,7 +118,9 @@ class Coma(OnPolicy):
     )
     critic_warmup: int = setting(0, "episodes at the start that train only the critic", between=(0, 1e12))
     advantage: Literal["critic", "return"] = setting(
-        "critic", "critic: Q(a) - baseline (COMA); return: TD(lambda) target - baseline (arXiv 1506.02438)"
+        "critic",
+        "critic: Q(a) - baseline (COMA); return: TD(lambda) target - baseline before this training step "
+        "(arXiv 1506.02438)",
     )
     normalize_advantage: bool = setting(False, "divide advantages by their standard deviation over the minibatch")
     hidden_size: int = setting(256, "channels of the convolutions and units of the dense layers", between=(1, 2**14))
@@ -172,6 +175,8 @@ class Coma(OnPolicy):
         params = state.replicated
         rows = self.cut_rollout(trajectory)
         rows["critic_input"] = self.batches.cut(self.critic_inputs(trajectory))
+        if self.advantage == "return":  # before the critic learns these returns: a baseline must not know them
+            rows["values"] = self.evaluate_critic(params, rows)
         value, last_value = self.compute_values(params, rows, last, key, progress)
         target = self.compute_targets(trajectory, last, value, last_value)
         rows["target"] = self.batches.cut(target)
@@ -238,10 +243,14 @@ class Coma(OnPolicy):
 
     def evaluate_minibatch(self, params: ComaParameters, stage: str, minibatch: Arrays) -> Arrays:
         """Return the values Q(s, .) that the critic has for a minibatch just after its own step on it."""
-        if stage != "critic":
+        if stage != "critic" or self.advantage == "return":
             return {}
+        return {"values": self.evaluate_critic(params, minibatch)}
+
+    def evaluate_critic(self, params: ComaParameters, rows: Arrays) -> Array:
+        """Return Q(s, .) [S local, R, L, K, n] of rows."""
         compute_values = functools.partial(self.values, params.critic.params)
-        return {"values": self.layout.apply(compute_values, minibatch["critic_input"], self.batches.row_samples)}
+        return self.layout.apply(compute_values, rows["critic_input"], self.batches.row_samples)
 
     def compute_advantages(self, minibatch: Arrays, action_probs: Array) -> Array:
         """Return Q of the action taken, or its TD(lambda) target, minus the counterfactual baseline (equation 4)."""
