@@ -279,6 +279,18 @@ def test_the_actor_waits_for_the_critic_and_stays_near_the_policy_that_acted() -
         assert bool(active) is bool(metrics["actor_moved"]) is trains
 
 
+@pytest.mark.parametrize(("advantage", "independent"), [("critic", False), ("return", True)])
+def test_the_baseline_of_returns_is_of_the_critic_before_it_learns_them(advantage: Any, independent: bool) -> None:
+    """However fast the critic learns in a training step of two epochs, the actor's steps are the same."""
+    moved = []
+    for critic_lr in (1e-3, 1e-1):
+        algo = small(advantage=advantage, critic_lr=critic_lr)
+        learn = jax.jit(functools.partial(algo.learn, phase=algo.phases[0]))
+        state, _ = learn(AlgoState(init_params(algo), ()), *make_batch(algo), jax.random.key(0), progress())
+        moved.append(flat(state.replicated.actor))
+    assert np.array_equal(*moved) is independent
+
+
 def test_critic_warmup_freezes_the_actor() -> None:
     """Training steps of six episodes, of which the first two train only the critic; then all passes train both."""
     algo = small(critic_warmup=7)
