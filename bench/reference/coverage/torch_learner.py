@@ -78,7 +78,8 @@ class TorchComa:
         actor_epochs: the last this many passes also train the actor; 0 = all.
         dueling: the critic's output is a value and mean-free action values (arXiv 1511.06581).
         clip_ratio: of the clipped surrogate (arXiv 1707.06347, equation 7); 0 = no ratio.
-        advantage: "critic", or "return" for the target instead of the critic's value of the action taken.
+        advantage: "critic", or "return" for the target instead of the critic's value of the action taken, with the
+            baseline of the critic before the training step.
         scale_advantage: divide advantages by their standard deviation over the minibatch.
         adam_epsilon: of both optimisers.
         device: "cpu", "cuda", ...
@@ -193,6 +194,9 @@ class TorchComa:
         data = self.build_run(batch)
         if self.td_target == "td_lambda" and self.tau is None and self.training_steps % self.target_update_period == 0:
             self.target_critic.load_state_dict(self.critic.state_dict())
+        if self.worth == "return":
+            with self.torch.no_grad():
+                data["values"] = self.values(self.critic, data["state"])
         records: list[dict[str, float]] = []
         for epoch in range(self.num_epochs):
             self._follow()
@@ -252,7 +256,7 @@ class TorchComa:
         for minibatch in minibatches:
             loss, q = self.critic_update(minibatch)
             records.append({"critic_loss": loss})
-            values.append(q)
+            values.append(minibatch.get("values", q))
         for record, minibatch, q in zip(records, minibatches, values, strict=True) if train_actor else ():
             record.update(self.actor_update(minibatch, q, eps))
         return records
