@@ -125,14 +125,18 @@ def test_every_action_moves_in_its_frame_as_its_image_does(num_actions: int) -> 
             np.testing.assert_array_equal(new, [*(mirrored[::-1] if exchange else mirrored), old[2]])
 
 
+def make_symmetric_views() -> tuple[np.ndarray, np.ndarray, list[int]]:
+    """Views of four agents, those of a symmetric mission, and what each of the six actions is there."""
+    positions = np.array([[9, 7, 0], [1, 2, 1], [3, 8, 2], [8, 4, 1]], np.int32)
+    view = make_view(np.random.default_rng(0), positions, np.array([1, 2, 3, 4]))
+    order = [turned_action(a, True, False, True) for a in range(6)]
+    return view, turn_views_and_actions(view, True, False, True), order
+
+
 def test_an_egocentric_policy_acts_alike_in_symmetric_situations() -> None:
     """Probabilities and values of mirrored views are mirrored; without the setting they are not."""
     env = envs_jax.make("coverage", q=5)
-    generator = np.random.default_rng(0)
-    positions = np.array([[9, 7, 0], [1, 2, 1], [3, 8, 2], [8, 4, 1]], np.int32)
-    view = make_view(generator, positions, np.array([1, 2, 3, 4]))
-    other = turn_views_and_actions(view, True, False, True)
-    order = [turned_action(a, True, False, True) for a in range(6)]
+    view, other, order = make_symmetric_views()
     for seen in (True, False):
         algo = Coma(env.spec, DataParallel(8), egocentric=seen, hidden_size=8, dueling=True)
 
@@ -166,11 +170,7 @@ def test_training_sees_them(tmp_path: Path) -> None:
 def test_an_egocentric_actor_of_ppo_acts_alike_and_its_critic_does_not_see_the_frame(critic: Any) -> None:
     """Logits of mirrored views are mirrored, and the value of a state is the same; without the setting neither is."""
     env = envs_jax.make("coverage", q=5)
-    generator = np.random.default_rng(0)
-    positions = np.array([[9, 7, 0], [1, 2, 1], [3, 8, 2], [8, 4, 1]], np.int32)
-    view = make_view(generator, positions, np.array([1, 2, 3, 4]))
-    other = turn_views_and_actions(view, True, False, True)
-    order = [turned_action(a, True, False, True) for a in range(6)]
+    view, other, order = make_symmetric_views()
     for seen in (True, False):
         algo = Ppo(env.spec, DataParallel(8), egocentric=seen, critic=critic, hidden_size=8, initializer="torch")
 
@@ -201,5 +201,5 @@ def test_egocentric_views_of_normalised_observations_are_refused() -> None:
         Ppo(spec, DataParallel(8), egocentric=True, normalize_observation="always")
     Ppo(spec, DataParallel(8), egocentric=True)
     box = dataclasses.replace(spec, action=Box((2,), jnp.float32, -1.0, 1.0))
-    with pytest.raises(ValueError, match=r"^egocentric views are for discrete actions"):
+    with pytest.raises(ValueError, match=r"^egocentric views are for discrete actions, .* use --egocentric false$"):
         Ppo(box, DataParallel(8), egocentric=True)

@@ -242,7 +242,7 @@ class Coma(OnPolicy):
         return jnp.mean(minibatch["weight"] * jnp.square(value - minibatch["target"])), {}
 
     def evaluate_minibatch(self, params: ComaParameters, stage: str, minibatch: Arrays) -> Arrays:
-        """Return the values Q(s, .) that the critic has for a minibatch just after its own step on it."""
+        """Return Q(s, .) of a minibatch just after the critic's step on it, unless advantages are of returns."""
         if stage != "critic" or self.advantage == "return":
             return {}
         return {"values": self.evaluate_critic(params, minibatch)}

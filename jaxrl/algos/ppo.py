@@ -17,10 +17,11 @@ environment and then learns in this order:
 The weight w is 0 where an episode has ended, as the action on its last observation is ignored, and for absent agents;
 elsewhere it is constant, and its mean over a rollout is 1. With `memory` the actor and the critic are recurrent; with
 `message_passing` the actor also hears other agents; without `share_parameters` each type of agent has networks of its
-own. With a `risk_level` below 1 the critic learns quantiles of the return, and advantages look at the mean of its worst
-share: `quantiles`. `on_policy` has the epochs and minibatches, `team_policy` the networks. Minibatches have rows of L
-steps of K agents, both 1 unless networks need whole teams or whole rollouts: see `minibatches`. This file goes on in
-this order: settings, advantages, losses, acting, networks and their inputs, sizes.
+own; with `egocentric` networks see views turned to their agent. With a `risk_level` below 1 the critic learns quantiles
+of the return, and advantages look at the mean of its worst share: `quantiles`. `on_policy` has the epochs and
+minibatches, `team_policy` the networks. Minibatches have rows of L steps of K agents, both 1 unless networks need whole
+teams or whole rollouts: see `minibatches`. This file goes on in this order: settings, advantages, losses, acting,
+networks and their inputs, sizes.
 
 Layout letters: T time, B environments, A agents, S logical shards, R rows of a logical shard, N rows, L steps and K
 agents of a row, n actions of an agent or numbers of its action.
@@ -144,7 +145,10 @@ class Ppo(OnPolicy):
         if self.egocentric:
             check_egocentric(self.spec, central=self.view == "central")
             if not self._discrete:
-                raise ValueError(f"egocentric views are for discrete actions: '{self.spec.name}' has continuous ones")
+                raise ValueError(
+                    f"egocentric views are for discrete actions, '{self.spec.name}' has continuous ones: use "
+                    "--egocentric false"
+                )
             if self._normalizes_inputs:
                 raise ValueError(
                     "egocentric views are made from observations as they are, not normalised ones: use "

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from envs_jax.base import Array
 
-# A view [...] -> what its agent sees, and which output of a network belongs to each action, int32[n] or None
+# A view [...] -> what its agent sees, and which output of a network belongs to each action, int32[n], or None
 Turn = Callable[[Array], tuple[Array, Array | None]]
 
 
