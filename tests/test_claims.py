@@ -22,6 +22,7 @@ from jaxrl.cli import flags as train_flags
 from jaxrl.cli import policies
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.evaluation import conditions
+from jaxrl.runtime.saved_run import read_config
 
 Capture = pytest.CaptureFixture[str]
 CLAIMS = claims.read_claims()
@@ -76,6 +77,8 @@ def test_commands_are_what_the_programs_take(
     name: str, runs: Callable[[claims.Claim], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claim = CLAIMS[name]
+    if claim.curve:
+        assert claim.curve in read_config(Path(runs(claim))).make_env().spec.metrics
     module, *words = run.fill(claim.command, PLACES | ({"run": runs(claim)} if claim.train else {}))
     if module == "jaxrl.evaluate":
         parsed, read = policies.parse(words, module, None, evaluate_command._flags, source_required=True)
@@ -119,6 +122,7 @@ two_stages:
   cost: 1
   seeds: [1, 2]
   train: [--config coma_quick, "--config coma --init_from {previous}"]
+  curve: entropy
   evaluate: jaxrl.evaluate {run} --episodes 200
   expect:
     entropy: {of: policies/learned/entropy, expected: [0.1, 0.3], within: 0.02}
@@ -165,6 +169,13 @@ class Programs:
             run_folder = Path(self.value("--runs")) / "coma_coverage" / self.value("--resume_or_start")
             run_folder.mkdir(parents=True, exist_ok=True)
             (run_folder / "config.yaml").touch()
+            steps = (960, 1920, 2880)
+            rows = [
+                {"iteration": 1, "env_steps": step, "rollout/entropy": 0.7, "eval/entropy": 500 / step}
+                for step in steps
+            ]
+            del rows[1]["eval/entropy"]
+            (run_folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         if words[0] == self.failing:
             raise UserError(f"{words[0]} ended with exit code 1: see {log}")
         if "--out" in words and "seed_" in words[1]:
@@ -211,6 +222,7 @@ def test_a_claim_that_holds(programs: Programs, capfd: Capture) -> None:
     row = found["rows"][1]
     assert row["figures"] == {"entropy": 0.2, "f1": 0.8} and row["commit"] == "c0ffee"
     assert row["versions"] == {"jax": JAX} and row["training_seconds"] >= 0
+    assert row["curve"] == [[960, 0.52083], [2880, 0.17361]]
 
 
 def test_a_broken_claim_says_which_figure_is_what_and_should_be_what(programs: Programs, capfd: Capture) -> None:

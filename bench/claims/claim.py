@@ -53,6 +53,7 @@ class Claim:
     seeds: tuple[int | None, ...]  # (None,) where nothing is trained
     figures: tuple[Figure, ...]
     needs: tuple[str, ...] = ()  # see `needs`
+    curve: str = ""  # metric of the selection episodes whose course in training is kept
 
     @property
     def commands(self) -> list[str]:
@@ -88,6 +89,8 @@ def _make_claim(name: str, entry: Mapping[str, Any], before: Mapping[str, Claim]
     seeds = tuple(entry.pop("seeds", (None,)))
     if bool(train) != (seeds != (None,)):
         raise ValueError("seeds are of claims that train, and only of these")
+    if "curve" in entry and not train:
+        raise ValueError("a curve is of training, and nothing is trained")
     figures = tuple(_make_figure(*item) for item in entry.pop("expect", {}).items())
     if bool(figures) != (key != "check"):
         raise ValueError("'expect' names figures, unless the exit code is what is checked")

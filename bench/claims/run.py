@@ -79,6 +79,7 @@ def run_seed(claim: Claim, seed: int | None, runs: Path, sources: str, files: Ma
     figures, versions = evaluate(claim, folder, places)
     if digest_sources() != sources:
         raise UserError(f"the sources were changed while {claim.name} ran: run it again")
+    curve = {"curve": read_curve(Path(places["run"]), claim.curve)} if claim.curve else {}
     return {
         "seed": seed,
         "figures": figures,
@@ -89,6 +90,7 @@ def run_seed(claim: Claim, seed: int | None, runs: Path, sources: str, files: Ma
         "files": digest_files(claim, files),
         "training_seconds": round(sum(record["seconds"] for record in records), 1),
         "training_cpu_seconds": round(sum(record["cpu_seconds"] for record in records), 1),
+        **curve,
     }
 
 
@@ -162,6 +164,11 @@ def find_reached(run: Path, path: str) -> float | None:
         if row.get(f"eval/{metric}", -math.inf) >= float(value):
             return float(row["env_steps"])
     return None
+
+
+def read_curve(run: Path, metric: str) -> list[list[float]]:
+    """Return [environment steps, metric of the selection episodes] of each evaluation during the last stage."""
+    return [[row["env_steps"], round(row[f"eval/{metric}"], 5)] for row in read_metrics(run) if f"eval/{metric}" in row]
 
 
 def find_versions(result: Any) -> dict[str, Any]:
