@@ -269,7 +269,8 @@ class EnvSpec:
         next_mask: (mask_state, action_mask[A, n], chosen int32[A], agent) -> bool[n]: the mask of `agent`
             once agents 0 .. agent - 1 have chosen; entries of `chosen` from `agent` on are meaningless.
         critic_input: (timestep, action[A, ...]) -> [A, ...]: the centralised view of every agent, the other
-            agents' actions included and its own excluded. COMA makes one where there is none, see `critic_input`.
+            agents' actions included and its own excluded; -1 is an unknown discrete action. COMA makes one where there
+            is none, see `critic_input`.
         score: metric (or "return") by which policies are compared.
         score_mode: "min" if a smaller `score` is better, "max" if a larger one is.
         tie_breakers: metrics (or "return") that decide in order, the larger the better, between policies of one

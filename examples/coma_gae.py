@@ -12,7 +12,7 @@ from jaxrl.algos.coma import Coma
 
 @dataclasses.dataclass(frozen=True)
 class GaeComa(Coma):
-    """The critic learns V(s); A is the TD(lambda) target less V(s), the sum of (gamma lambda)^k delta_{t+k}."""
+    """The critic learns V(s); A is the TD(lambda) target less V(s), GAE where the target critic equals the critic."""
 
     def values(self, critic: Any, critic_input: jax.Array) -> jax.Array:
         values = super().values(critic, critic_input)

@@ -79,6 +79,22 @@ def test_targets_and_weights_of_a_rollout_by_hand() -> None:
     close(np.transpose(weight), [[1.25, 0, 1.25, 1.25, 0], [1.25] * 5], 1e-6)
 
 
+def test_the_critic_sees_fractions_beside_integer_observations() -> None:
+    """A view with values from 0 to 1 is stored as small as the observations are, unless these are whole numbers."""
+    spec = dataclasses.replace(
+        VECTOR,
+        critic_input_spec=Box((1,), low=0.0, high=1.0),
+        critic_input=lambda timestep, action: jnp.full((len(action), 1), 0.25),
+    )
+    algo = small(2, spec)
+    timestep = random_timestep(np.random.default_rng(0), (5, 2), spec)
+    action = np.zeros((5, 2, spec.num_agents), np.int32)
+    for dtype, stored in ((jnp.int8, jnp.float32), (jnp.float16, jnp.float16)):
+        seen = dataclasses.replace(timestep, observation=jnp.zeros(timestep.observation.shape, dtype))
+        inputs = algo.critic_inputs(Trajectory(seen, action, {}))
+        assert inputs.dtype == stored and np.all(inputs == 0.25)
+
+
 def test_the_soft_target_moves_by_tau_before_the_first_minibatch_of_an_epoch() -> None:
     algo = small(tau=0.25)
     params = ComaParameters(actor=None, critic=Learner(jnp.ones(2), ()), target=jnp.zeros(2))  # type: ignore[arg-type]
@@ -440,5 +456,22 @@ def test_impossible_settings_are_named(settings: dict[str, Any], sentence: str) 
     ],
 )
 def test_settings_without_effect_are_named(settings: dict[str, Any], sentence: str | None) -> None:
-    warnings = small(**settings).warnings(10 * VECTOR.horizon)
+    warnings = small(spec=FIXED, **settings).warnings(10 * VECTOR.horizon)
     assert len(warnings) == (sentence is not None) and (sentence or "") in "".join(warnings)
+
+
+def test_a_run_whose_episodes_end_early_may_have_enough_of_them() -> None:
+    assert not small(critic_warmup=10).warnings(10 * VECTOR.horizon)
+
+
+@pytest.mark.parametrize(("minibatch_size", "fitting"), [(0.5, None), (0.52, 0.5), (0.7, 0.5), (0.95, None), (2, None)])
+def test_transitions_that_no_minibatch_takes_are_told(minibatch_size: float, fitting: float | None) -> None:
+    """As shares of the transitions of an epoch; a tenth may be dropped."""
+    rows = small().batches.rows_per_shard
+    warnings = small(spec=FIXED, minibatch_size=round(minibatch_size * rows)).warnings(10 * VECTOR.horizon)
+    if fitting is None:
+        assert not warnings
+        return
+    (warning,) = warnings
+    assert f"use --minibatch_size {round(fitting * rows)}" in warning
+    assert not small(spec=FIXED, minibatch_size=round(fitting * rows)).warnings(10 * VECTOR.horizon)

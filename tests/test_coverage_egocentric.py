@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 import envs_jax
 import jaxrl
-from envs_jax.base import Box
+from envs_jax.base import Box, restart
 from envs_jax.coverage import actions, egocentric, observation
 from jaxrl.algos.coma import Coma
-from jaxrl.algos.ppo import Ppo
+from jaxrl.algos.ppo import Ppo, central_input
 from jaxrl.nn.team_policy import Situation
 from jaxrl.rl.data_parallel import DataParallel
 
@@ -188,10 +188,24 @@ def test_an_egocentric_actor_of_ppo_acts_alike_and_its_critic_does_not_see_the_f
         assert np.allclose(value, other_value, atol=1e-6) == seen
 
 
+def test_no_frame_shows_in_actions_that_a_critic_of_states_does_not_know() -> None:
+    """With four and with 27 actions their numbers turn otherwise than with six."""
+    positions = np.array([[9, 7, 0], [1, 2, 1]], np.int32)
+    for num_actions in (4, 6, 27):
+        spec = envs_jax.make("coverage", q=5, num_agents=2, num_actions=num_actions).spec
+        maps = {"maps": jnp.ones((11, 11, 4)), "positions": positions}
+        timestep = restart(jnp.ones((2, 11, 11, 7)), global_state=maps)
+        assert not np.any(central_input(spec, timestep)[..., 11])
+
+
 def test_an_environment_without_egocentric_views_is_refused() -> None:
     for algo in (Coma, Ppo):
         with pytest.raises(ValueError, match=r"^'corridor' has no egocentric views: use --egocentric false$"):
             algo(Corridor().spec, DataParallel(8), egocentric=True)
+    spec = dataclasses.replace(envs_jax.make("coverage", q=5).spec, critic_input=None)
+    for algo, remedy in ((Coma, "use --egocentric false"), (Ppo, "use --critic local, or --egocentric false")):
+        with pytest.raises(ValueError, match=f"^'coverage' has no critic_input, .*: {remedy}$"):
+            algo(spec, DataParallel(8), egocentric=True)
 
 
 def test_egocentric_views_of_normalised_observations_are_refused() -> None:

@@ -378,7 +378,7 @@ def test_values_are_the_known_ones(kind: str, rollout_steps: int) -> None:
 
 
 def test_a_central_critic_sees_states_and_no_actions() -> None:
-    """The environment's own view, with all actions 0, or each agent's observation with the global state."""
+    """The environment's own view, with unknown actions, or each agent's observation with the global state."""
     observation, state = np.float32([[1, 2, 3], [4, 5, 6]]), np.float32([7, 8])
     flag = np.bool_(False)
     step = TimeStep(observation, np.zeros(2, np.float32), flag, flag, flag, global_state=state)
@@ -388,7 +388,7 @@ def test_a_central_critic_sees_states_and_no_actions() -> None:
         critic_input=lambda step, action: step.observation[:, :1] + action[:, None].astype(jnp.float32),
     )
     shared = dataclasses.replace(DISCRETE, global_state=Box((2,)))
-    for spec, expected in ((own, [[1], [4]]), (shared, [[1, 2, 3, 7, 8], [4, 5, 6, 7, 8]])):
+    for spec, expected in ((own, [[0], [3]]), (shared, [[1, 2, 3, 7, 8], [4, 5, 6, 7, 8]])):
         np.testing.assert_array_equal(ppo.central_input(spec, step), expected)
         central, local = (Ppo(spec, DataParallel(B), critic=critic, **SMALL) for critic in ("auto", "local"))
         assert central.view_shapes == {"actor": (3,), "critic": (len(expected[0]),)}

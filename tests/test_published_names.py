@@ -146,7 +146,8 @@ def test_the_stages_of_the_collective_repository(tmp_path: Path, capsys: Any) ->
         "replay_buffer": {"batch_size": 2048},
     }  # fmt: skip
     config = configure(composed, tmp_path)
-    assert (config.run.num_envs, config.run.eval_every, config.run.seed) == (16, 250, 7)
+    assert (config.run.num_envs, config.run.eval_every, config.run.seed) == (16, 4000, 7)
+    assert config.run.checkpoint_every == 1250
     assert [config.algo_settings[name] for name in ("tau", "actor_update_period", "batch_size")] == [0.01, 2, 2048]
 
 
@@ -172,7 +173,7 @@ def test_the_arguments_that_the_snakes_trainer_saves(tmp_path: Path) -> None:
         (FORK | {"missions": {"type": "DeepQ"}}, "missions of type COMA, not 'DeepQ'"),
         (WORKER | {"mode": "record"}, "the mode 'record' does not train: use python -m jaxrl.evaluate"),
         (WORKER | {"num_train_steps": "many"}, "total_env_steps must be a whole number, not 'many'"),
-        (WORKER | {"eval_freq": [1]}, "eval_freq must be a positive whole number"),
+        (WORKER | {"save_freq": [1]}, "save_freq must be a positive whole number"),
     ],
 )
 def test_files_that_are_refused(content: dict[str, Any], sentence: str, tmp_path: Path) -> None:

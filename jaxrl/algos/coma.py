@@ -12,10 +12,10 @@ then learns in this order:
    this share towards Q at the start of each epoch, after the targets of this training step: `move_targets`.
 3. Each epoch first takes a step of the critic on every minibatch, with the loss mean w (Q(s, a) - y)^2: `critic_loss`.
    After its step the critic's values Q(s, .) of the minibatch are stored: `evaluate_minibatch`.
-4. Each of the last `actor_epochs` epochs then takes a step of the actor on every minibatch, with these values: the
-   advantage is A = Q(s, a) - sum_b pi(b) Q(s, b), and the loss is -mean w A log pi(a): `actor_loss`. The preset `coma`
-   clips ratios, adds an entropy bonus, and takes y in place of Q(s, a) in A (`advantage: return`), with the baseline
-   of the critic that has not learned these y yet.
+4. Each epoch (or each of the last `actor_epochs`) then takes a step of the actor on every minibatch, with these values:
+   the advantage is A = Q(s, a) - sum_b pi(b) Q(s, b), and the loss is -mean w A log pi(a): `actor_loss`. The preset
+   `coma` clips ratios, adds an entropy bonus, and takes y in place of Q(s, a) in A (`advantage: return`); the values
+   of the baseline are then those of the critic before it learns these y: `prepare`.
 
 The policy is pi = mask ((1 - epsilon) softmax(logits) + epsilon / n), renormalised. The weight w is 0 where an episode
 has ended, as the action on its last observation is ignored, and for absent agents; elsewhere it is constant, and its
@@ -56,6 +56,8 @@ from jaxrl.nn.distributions import apply_action_mask, entropy, epsilon_mix, mask
 from jaxrl.nn.precision import stored_dtype
 from jaxrl.nn.team_policy import Situation, TeamNetwork
 from jaxrl.rl.policy_gradient import divergence, policy_gradient_loss, policy_metrics
+
+_DROPPED = 0.1  # share of transitions that no minibatch takes, above which a run warns
 
 
 @pytree
@@ -171,7 +173,10 @@ class Coma(OnPolicy):
     def prepare(
         self, state: AlgoState, trajectory: Trajectory, last: TimeStep, key: Key, progress: Progress
     ) -> Prepared:
-        """Return all transitions with their targets, and the target critic for the next training step."""
+        """Return all transitions with their targets, and the baseline's values where they are of the critic before.
+
+        The parameters have the target critic of the next training step.
+        """
         params = state.replicated
         rows = self.cut_rollout(trajectory)
         rows["critic_input"] = self.batches.cut(self.critic_inputs(trajectory))
@@ -206,7 +211,7 @@ class Coma(OnPolicy):
             action, _, _ = self.act(params.actor.params, carry, timestep, keys, progress, "explore")
             assert self.spec.critic_input is not None
             inputs = jax.vmap(self.spec.critic_input)(timestep, action)
-            return select_action_value(self.values(target, inputs[:, None])[:, 0], action)  # one step a row
+            return select_action_value(self.values(target, inputs[:, None])[:, 0], action)
 
         taken = {name: rows[name] for name in ("critic_input", "action")}
         value = self.batches.join(layout.apply(compute_value, taken, self.batches.row_samples))
@@ -249,8 +254,8 @@ class Coma(OnPolicy):
 
     def evaluate_critic(self, params: ComaParameters, rows: Arrays) -> Array:
         """Return Q(s, .) [S local, R, L, K, n] of rows."""
-        compute_values = functools.partial(self.values, params.critic.params)
-        return self.layout.apply(compute_values, rows["critic_input"], self.batches.row_samples)
+        critic = functools.partial(self.values, params.critic.params)
+        return self.layout.apply(critic, rows["critic_input"], self.batches.row_samples)
 
     def compute_advantages(self, minibatch: Arrays, action_probs: Array) -> Array:
         """Return Q of the action taken, or its TD(lambda) target, minus the counterfactual baseline (equation 4)."""
@@ -263,20 +268,24 @@ class Coma(OnPolicy):
         if stage != "actor" or not self.normalize_advantage:
             return minibatch
 
-        def compute_advantages(rows: Arrays) -> Array:
-            mixed = epsilon_mix(self.logits(params.actor.params, rows), self.epsilon(progress))
-            return self.compute_advantages(rows, apply_action_mask(mixed, rows["mask"]))
+        def advantages_of(rows: Arrays) -> Array:
+            logits = self.logits(params.actor.params, rows)
+            return self.compute_advantages(rows, self.action_probs(logits, self.epsilon(progress), rows))
 
-        advantages = self.layout.apply(compute_advantages, minibatch, self.batches.row_samples)
+        advantages = self.layout.apply(advantages_of, minibatch, self.batches.row_samples)
         return minibatch | {"deviation": self.batches.deviation(advantages, minibatch["weight"])}
+
+    def action_probs(self, logits: Array, epsilon: Array, minibatch: Arrays) -> Array:
+        """Return pi float32[N, L, K, n] of the actions: exploration first, then the mask."""
+        return apply_action_mask(epsilon_mix(logits, epsilon), minibatch["mask"])
 
     def policy_loss(self, logits: Array, epsilon: Array, minibatch: Arrays) -> tuple[Array, Arrays]:
         """Return -mean w A log pi(a) (equation 5), or PPO's surrogate with `clip_ratio`, and metrics."""
         weight = minibatch["weight"]
         old_log_prob = minibatch["log_prob"]
-        action_probs = apply_action_mask(epsilon_mix(logits, epsilon), minibatch["mask"])  # exploration, then the mask
+        action_probs = self.action_probs(logits, epsilon, minibatch)
         advantage = self.compute_advantages(minibatch, jax.lax.stop_gradient(action_probs))
-        scaled = advantage / minibatch["deviation"] if self.normalize_advantage else advantage  # not shifted
+        scaled = advantage / minibatch["deviation"] if self.normalize_advantage else advantage  # the baseline centres it
         chosen_prob = select_action_value(action_probs, minibatch["action"])
         log_prob = jnp.log(jnp.maximum(chosen_prob, 1e-8))  # finite where it has vanished
         loss = policy_gradient_loss(log_prob, old_log_prob, scaled, weight, self.clip_ratio)
@@ -366,10 +375,12 @@ class Coma(OnPolicy):
         return out[..., :1] + advantages - advantages.mean(-1, keepdims=True)
 
     def critic_inputs(self, trajectory: Trajectory) -> Array:
-        """Return the critic inputs [T, B, A, ...] of a trajectory, in the dtype of its stored observations."""
+        """Return the critic inputs [T, B, A, ...] of a trajectory, in its observations' dtype if it is a real one."""
         assert self.spec.critic_input is not None
         inputs = jax.vmap(jax.vmap(self.spec.critic_input))(trajectory.timestep, trajectory.action)
-        return inputs.astype(stored_dtype(self.spec.critic_input_spec, trajectory.timestep.observation.dtype))
+        stored = trajectory.timestep.observation.dtype
+        small = stored if jnp.issubdtype(stored, jnp.floating) else inputs.dtype
+        return inputs.astype(stored_dtype(self.spec.critic_input_spec, small))
 
     # State and sizes
 
@@ -396,16 +407,26 @@ class Coma(OnPolicy):
         epochs = self.num_epochs
         transitions = batches.rows_per_shard * batches.row_samples * self.layout.shards
         minibatches = f"{batches.per_epoch} minibatches" if batches.per_epoch > 1 else "one minibatch"
+        rollouts = "episodes" if self.spec.fixed_horizon else f"rollouts of {self.spec.horizon:,} steps"
         return [
-            f"A training step collects {self.layout.num_envs:,} episodes ({transitions:,} agent "
+            f"A training step collects {self.layout.num_envs:,} {rollouts} ({transitions:,} agent "
             f"transitions) and trains for {epochs} {'epochs' if epochs > 1 else 'epoch'} of {minibatches} of "
             f"{self.gradient_samples * self.layout.shards:,} samples."
         ]
 
     def warnings(self, total_env_steps: int) -> list[str]:
-        episodes = total_env_steps // self.spec.horizon
+        batches = self.batches
         lines = super().warnings(total_env_steps)
-        if self.critic_warmup >= episodes:
+        dropped = 1 - batches.per_epoch * batches.size / batches.rows_per_shard
+        if dropped > _DROPPED:
+            fitting = batches.rows_per_shard // (batches.per_epoch + 1) * batches.row_samples * self.layout.shards
+            lines.append(
+                f"each epoch drops {dropped:.0%} of its transitions, which do not fill a minibatch: use "
+                f"--minibatch_size {fitting}"
+            )
+        episodes = total_env_steps // self.spec.horizon
+        ends_early = not (self.spec.fixed_horizon or self.spec.full_length)  # then a run has more episodes
+        if self.critic_warmup >= episodes and not ends_early:
             lines.append(
                 f"critic_warmup {self.critic_warmup:,} leaves the actor untrained in a run of {episodes:,} episodes: "
                 "lower it, or train longer"

@@ -51,11 +51,18 @@ class Prepared:
     sharded: Any = ()
 
 
-def check_egocentric(spec: EnvSpec, central: bool) -> None:
-    """Raise ValueError where networks cannot have egocentric views; `central`: the critic sees `critic_input`."""
-    if spec.egocentric is None or (central and spec.critic_input is None):
-        missing = "critic_input" if spec.egocentric else "egocentric views"
-        raise ValueError(f"'{spec.name}' has no {missing}: use --egocentric false")
+def check_egocentric(spec: EnvSpec, central: bool, local: str = "") -> None:
+    """Raise ValueError where networks cannot have egocentric views.
+
+    Args:
+        spec: of the environment.
+        central: the critic sees `critic_input`.
+        local: words for a critic that sees observations, where the algorithm has one.
+    """
+    if spec.egocentric is None:
+        raise ValueError(f"'{spec.name}' has no egocentric views: use --egocentric false")
+    if central and spec.critic_input is None:
+        raise ValueError(f"'{spec.name}' has no critic_input, which would be turned: use {local}--egocentric false")
 
 
 @dataclasses.dataclass(frozen=True)

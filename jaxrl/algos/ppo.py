@@ -10,7 +10,7 @@ environment and then learns in this order:
    ended. With `normalize_value` the critic learns y less its running mean, over its running deviation, both including
    this rollout. With `normalize_advantage` A gets mean 0 and deviation 1.
 2. Each epoch takes, on every minibatch, one step of the actor and of the critic at once: `actor_loss`, `critic_loss`.
-   The actor's loss is -mean w (min(r A, clip(r, 1 - c, 1 + c) A) + b H), the critic's mean w (V(s) - y)^2 / 2, with r =
+   The actor's loss is -mean w (min(q A, clip(q, 1 - c, 1 + c) A) + b H), the critic's mean w (V(s) - y)^2 / 2, with q =
    pi(a) / pi_old(a), the policy's entropy H, b the `entropy_weight` and c the `clip_ratio`.
 3. With `normalize_observation` the statistics of the inputs then include this rollout: `finish`.
 
@@ -143,7 +143,7 @@ class Ppo(OnPolicy):
                 "number, such as 128"
             )
         if self.egocentric:
-            check_egocentric(self.spec, central=self.view == "central")
+            check_egocentric(self.spec, central=self.critic_view == "central", local="--critic local, or ")
             if not self._discrete:
                 raise ValueError(
                     f"egocentric views are for discrete actions, '{self.spec.name}' has continuous ones: use "
@@ -240,7 +240,7 @@ class Ppo(OnPolicy):
             return params.statistics["value"].denormalize(value) if self.normalize_value else value, carry
 
         def apply(rows: Arrays, row_samples: int) -> tuple[Array, Any]:
-            inputs = {name: rows[name] for name in (self.view, "situation", "critic_carry")}
+            inputs = {name: rows[name] for name in (self.critic_view, "situation", "critic_carry")}
             value: tuple[Array, Any] = self.layout.apply(compute_value, inputs, row_samples)
             return value
 
@@ -284,7 +284,7 @@ class Ppo(OnPolicy):
 
     def finish(self, params: PpoParameters, data: Arrays) -> PpoParameters:
         """Update the statistics of inputs last: all updates must see inputs as the policy that acted has seen them."""
-        views = {"actor": data["observation"], "critic": data[self.view]}
+        views = {"actor": data["observation"], "critic": data[self.critic_view]}
         statistics = update_statistics(params.statistics, views, data["weight"], self.layout)
         return dataclasses.replace(params, statistics=statistics)
 
@@ -352,9 +352,9 @@ class Ppo(OnPolicy):
         """Shape of one agent's input, by part."""
         local = self.spec.observation.shape
         central = local
-        if self.view == "central" and self.spec.critic_input_spec is not None:
+        if self.critic_view == "central" and self.spec.critic_input_spec is not None:
             central = self.spec.critic_input_spec.shape
-        elif self.view == "central":
+        elif self.critic_view == "central":
             central = (math.prod(local) + math.prod(self.spec.global_state.shape),)
         return {"actor": local, "critic": central}
 
@@ -364,7 +364,7 @@ class Ppo(OnPolicy):
         return self.risk_quantiles if self.risk_level < 1 else 0
 
     @property
-    def view(self) -> str:
+    def critic_view(self) -> str:
         """What the critic sees, "observation" or "central"; "auto" is central for teams and global states."""
         auto = self.critic == "auto" and self._has_view
         auto = auto and (self.spec.num_agents > 1 or self.spec.global_state is not None)
@@ -377,9 +377,9 @@ class Ppo(OnPolicy):
     def cut_inputs(self, timestep: TimeStep) -> Arrays:
         """Return the rows of what the critic sees, by the name of its view, of time steps [T, B, ...]."""
         views = timestep.observation
-        if self.view == "central":
+        if self.critic_view == "central":
             views = jax.vmap(jax.vmap(functools.partial(central_input, self.spec)))(timestep)
-        return {self.view: self.batches.cut(views)}
+        return {self.critic_view: self.batches.cut(views)}
 
     def actor_outputs(self, actor: Params, params: PpoParameters, rows: Arrays) -> Array:
         """Return the actor's outputs float32[N, L, K, ...] of rows."""
@@ -388,7 +388,7 @@ class Ppo(OnPolicy):
 
     def values(self, critic: Params, params: PpoParameters, rows: Arrays) -> tuple[Array, Any]:
         """Return values float32[N, L, K], or their quantiles on a further axis, and the next carry."""
-        seen = normalize_inputs("critic", params.statistics, rows[self.view])
+        seen = normalize_inputs("critic", params.statistics, rows[self.critic_view])
         values, carry = self.networks["critic"].apply_team(critic, seen, rows["situation"], rows["critic_carry"])
         return values if self.quantiles else values[..., 0], carry
 
@@ -445,7 +445,7 @@ class Ppo(OnPolicy):
         return self.layout.num_envs * self.spec.num_agents * (self.steps - ends)
 
     def summary(self) -> list[str]:
-        view = "the centralised view" if self.view == "central" else "what its agent observes"
+        view = "the centralised view" if self.critic_view == "central" else "what its agent observes"
         return [
             f"An iteration collects {self.steps} steps of {self.layout.num_envs} environments and trains for "
             f"{self.num_epochs} epochs of {self.num_minibatches} minibatches of "
@@ -456,10 +456,12 @@ class Ppo(OnPolicy):
 def central_input(spec: EnvSpec, step: TimeStep) -> Array:
     """Return the centralised view [A, ...] of a state, from a time step of one environment.
 
-    Other agents' actions in `critic_input` are set to 0. A global state is appended to the agent's own observation.
+    The actions in `critic_input` are unknown: -1 if they are discrete, else 0. A global state is appended to the
+    agent's own observation.
     """
     if spec.critic_input is not None:
-        return spec.critic_input(step, jnp.zeros((spec.num_agents, *spec.action.shape), spec.action.dtype))
+        unknown = -1 if isinstance(spec.action, Discrete) else 0
+        return spec.critic_input(step, jnp.full((spec.num_agents, *spec.action.shape), unknown, spec.action.dtype))
     local = step.observation.reshape(spec.num_agents, -1).astype(jnp.float32)
     shared = jnp.broadcast_to(step.global_state.reshape(1, -1), (spec.num_agents, step.global_state.size))
     return jnp.concatenate([local, shared.astype(jnp.float32)], axis=-1)

@@ -231,16 +231,16 @@ def _choose_collective(values: Values) -> str:
 
 
 def _convert_collective(_: str, values: Values) -> Values:
-    """Convert intervals from environment steps to iterations, which take one step in every environment."""
+    """Convert an interval from environment steps to iterations, which take one step in every environment."""
+    if "save_freq" not in values:
+        return {}
     envs = _whole("multitask.num_envs", values.get("multitask.num_envs", 1))
-    every = {"eval_every": "eval_freq", "checkpoint_every": "save_freq"}
-    return {ours: max(1, _whole(name, values[name]) // envs) for ours, name in every.items() if name in values}
+    return {"checkpoint_every": max(1, _whole("save_freq", values["save_freq"]) // envs)}
 
 
 _WORKER = ("sac",)
 _STUDENT = ("student",)
 _COLLECTIVE = ("collective",)
-_STEPS = "in iterations: steps / num_envs"
 COLLECTIVE = System(
     name="the collective repository",
     url="https://github.com/argator18/A-transformer-based-collective-learning-framework-for-scalable-knowledge-accumulation-and-transfer",
@@ -258,8 +258,8 @@ COLLECTIVE = System(
         Name("expert_train_step", "teacher_until_step", same=True, algos=_STUDENT),
         Name("constant_expert_weight", "teacher_constant_steps", same=True, algos=_STUDENT),
         Name("start_weight", "teacher_weight", same=True, algos=_STUDENT),
-        Name("eval_freq", "eval_every", _STEPS, computed=True),
-        Name("save_freq", "checkpoint_every", _STEPS, computed=True),
+        Name("eval_freq", "eval_every", same=True),
+        Name("save_freq", "checkpoint_every", "in iterations: steps / num_envs", computed=True),
         Name("num_eval_episodes", "eval_episodes", same=True),
         Name("model.retain_last_n", "keep_checkpoints"),
         Name("setup.seed", "seed"),

@@ -1,4 +1,4 @@
-"""The networks of a team: `TeamNetwork` applies them to egocentric views, with memory, messages, parameters by type.
+"""The networks of a team: `TeamNetwork` applies them, with egocentric views, memory, messages or parameters by type.
 
 Layout letters: N rows, T steps of a row, A agents of a row (1 where agents do not depend on each other), J agents that
 send, F features, D steps that a message takes at most.
@@ -83,9 +83,9 @@ class TeamNetwork(Network):
         `carry` has leaves [N, A, ...]; a network without one returns it as it is.
         """
         lead = views.shape[:3]
-        turned, action_order = turn_views(self.turn, views.reshape(-1, *views.shape[3:]))
+        turned, action_indices = turn_views(self.turn, views.reshape(-1, *views.shape[3:]))
         outputs, carry = self._run(params, turned.reshape(*lead, *turned.shape[1:]), situation, carry)
-        return reorder(outputs.reshape(-1, outputs.shape[-1]), action_order).reshape(outputs.shape), carry
+        return reorder(outputs.reshape(-1, outputs.shape[-1]), action_indices).reshape(outputs.shape), carry
 
     def zero_carry(self, *batch: int) -> Any:
         """Return the carry at the start of an episode, leaves float32[*batch, ...], () for a network without one."""
