@@ -8,13 +8,15 @@ import io
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image, ImageSequence
 
+from bench.claims import result
+from bench.claims.claim import Claim, read_claims
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.flags import Parser
 from jaxrl.cli.process import speed_up_start
@@ -30,6 +32,8 @@ PICTURES = {
     "reach": (GREEDY, (), ("reach.png",)),
 }
 EPISODES = 20  # of mean curves
+# Curves of training: {file: {label: claim}}, whose metrics are the same
+LEARNING = {"learning_coverage.png": {"lost and late messages": "coverage_robust"}}
 # Pictures of matplotlib 3.8 and 3.11 pass, a single UAV in another colour does not.
 BLOCK = 32  # pixels along an edge of the squares whose mean colours are compared
 TOLERANCE = 16  # difference of a mean colour, of 255, that two machines may show
@@ -43,6 +47,29 @@ def draw_pictures() -> Iterator[tuple[str, bytes]]:
         record = records.record(policy_set, acting, 0, 0, mean_curves(policy_set, others))
         for file in files:
             yield file, records.draw(records.require_viewer(policy_set), record, Path(file).suffix)
+    claims = read_claims()
+    for file, names in LEARNING.items():
+        yield file, draw_learning({label: claims[name] for label, name in names.items()})
+
+
+def draw_learning(claims: Mapping[str, Claim]) -> bytes:
+    """Draw the metric of selection episodes by environment steps: a line for each seed, a colour for each claim."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure: Any = Figure(figsize=(7.0, 3.6), dpi=120, layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    for number, (label, claim) in enumerate(claims.items()):
+        measured = result.read(claim)
+        for place, row in enumerate(measured["rows"] if measured else ()):
+            steps, values = zip(*row["curve"], strict=True)
+            axes.plot(steps, values, color=f"C{number}", label="" if place else label)
+        axes.set(xlabel="environment steps", ylabel=claim.curve)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    canvas.print_png(buffer := io.BytesIO())
+    return buffer.getvalue()
 
 
 def mean_curves(policy_set: policies.PolicySet, names: Sequence[str]) -> records.References:

@@ -25,7 +25,7 @@ def make_frame(seed: int = 0) -> np.ndarray:
 
 
 def test_every_picture_of_the_documentation_is_drawn() -> None:
-    drawn = {file for _, _, files in pictures.PICTURES.values() for file in files}
+    drawn = {file for _, _, files in pictures.PICTURES.values() for file in files} | {*pictures.LEARNING}
     docs = ROOT / "docs"
     assert drawn == {path.name for path in docs.rglob("*") if path.suffix in (".png", ".gif", ".jpg", ".svg")}
     assert "scripts.pictures --check" in (ROOT / "Makefile").read_text()

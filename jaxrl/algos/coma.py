@@ -285,7 +285,7 @@ class Coma(OnPolicy):
         old_log_prob = minibatch["log_prob"]
         action_probs = self.action_probs(logits, epsilon, minibatch)
         advantage = self.compute_advantages(minibatch, jax.lax.stop_gradient(action_probs))
-        scaled = advantage / minibatch["deviation"] if self.normalize_advantage else advantage  # the baseline centres it
+        scaled = advantage / minibatch["deviation"] if self.normalize_advantage else advantage
         chosen_prob = select_action_value(action_probs, minibatch["action"])
         log_prob = jnp.log(jnp.maximum(chosen_prob, 1e-8))  # finite where it has vanished
         loss = policy_gradient_loss(log_prob, old_log_prob, scaled, weight, self.clip_ratio)
