@@ -33,7 +33,7 @@ PICTURES = {
 }
 EPISODES = 20  # of mean curves
 # Curves of training: {file: {label: claim}}, whose metrics are the same
-LEARNING: dict[str, dict[str, str]] = {}
+LEARNING = {"learning_coverage.png": {"bad channels, 2 or 4 UAVs": "coverage_robust"}}
 # Pictures of matplotlib 3.8 and 3.11 pass, a single UAV in another colour does not.
 BLOCK = 32  # pixels along an edge of the squares whose mean colours are compared
 TOLERANCE = 16  # difference of a mean colour, of 255, that two machines may show

@@ -37,7 +37,7 @@ BY_HAND = {
         "some 3 minutes": "the claim coverage_quick, and installing",
         "one to two minutes": "the claim coverage_quick",
         "two minutes on two cores": "the claim reach_sac",
-        "three trained policies": "jaxrl/pretrained",
+        "four trained policies": "jaxrl/pretrained",
         "about 50 lines": "docs/own/environment.md",
         "11 x 11 x 7": "the environment's specification",
         "1 to 12": "the environment's settings",
