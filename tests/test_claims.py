@@ -408,6 +408,7 @@ def test_bad_command_lines(programs: Programs, words: list[str], sentence: str, 
     [
         (("tier: nightly", "tier: daily"), "the tier is one of"),
         (("seeds: [1, 2]", "sedes: [1, 2]"), "seeds are of claims that train"),
+        (("  check: bench", "  curve: entropy\n  check: bench"), "a curve is of training, and nothing is trained"),
         (("about: something", "abuot: something"), "unexpected keyword argument 'abuot'"),
         (("train: two_stages", "train: two_stage"), "KeyError"),
         (("expected: [0.1, 0.3], within: 0.02", "expected: [0.1, 0.3]"), "no figure has a tolerance"),

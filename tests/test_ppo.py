@@ -382,13 +382,13 @@ def test_a_central_critic_sees_states_and_no_actions() -> None:
     observation, state = np.float32([[1, 2, 3], [4, 5, 6]]), np.float32([7, 8])
     flag = np.bool_(False)
     step = TimeStep(observation, np.zeros(2, np.float32), flag, flag, flag, global_state=state)
-    own = dataclasses.replace(
+    spec_with_view = dataclasses.replace(
         DISCRETE,
         critic_input_spec=Box((1,)),
         critic_input=lambda step, action: step.observation[:, :1] + action[:, None].astype(jnp.float32),
     )
-    shared = dataclasses.replace(DISCRETE, global_state=Box((2,)))
-    for spec, expected in ((own, [[0], [3]]), (shared, [[1, 2, 3, 7, 8], [4, 5, 6, 7, 8]])):
+    spec_with_state = dataclasses.replace(DISCRETE, global_state=Box((2,)))
+    for spec, expected in ((spec_with_view, [[0], [3]]), (spec_with_state, [[1, 2, 3, 7, 8], [4, 5, 6, 7, 8]])):
         np.testing.assert_array_equal(ppo.central_input(spec, step), expected)
         central, local = (Ppo(spec, DataParallel(B), critic=critic, **SMALL) for critic in ("auto", "local"))
         assert central.view_shapes == {"actor": (3,), "critic": (len(expected[0]),)}

@@ -268,11 +268,11 @@ class Coma(OnPolicy):
         if stage != "actor" or not self.normalize_advantage:
             return minibatch
 
-        def advantages_of(rows: Arrays) -> Array:
+        def find_advantages(rows: Arrays) -> Array:
             logits = self.logits(params.actor.params, rows)
             return self.compute_advantages(rows, self.action_probs(logits, self.epsilon(progress), rows))
 
-        advantages = self.layout.apply(advantages_of, minibatch, self.batches.row_samples)
+        advantages = self.layout.apply(find_advantages, minibatch, self.batches.row_samples)
         return minibatch | {"deviation": self.batches.deviation(advantages, minibatch["weight"])}
 
     def action_probs(self, logits: Array, epsilon: Array, minibatch: Arrays) -> Array:

@@ -57,7 +57,7 @@ def check_egocentric(spec: EnvSpec, central: bool, local: str = "") -> None:
     Args:
         spec: of the environment.
         central: the critic sees `critic_input`.
-        local: words for a critic that sees observations, where the algorithm has one.
+        local: begins the remedy where the algorithm also has a critic that sees observations.
     """
     if spec.egocentric is None:
         raise ValueError(f"'{spec.name}' has no egocentric views: use --egocentric false")
