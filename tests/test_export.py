@@ -200,7 +200,7 @@ def test_agent_equals_the_jax_policy(case: str, tmp_path: Path) -> None:
         snake = int(rng.choice(settings.team(side)))
         observation = agent_games.observation(states[index], settings, snake, states[index].directions)
         steps = states[index].step_count - 1
-        board = agent.Board(observation, agent.POLICY.settings, steps)
+        board = agent.Board.read(observation, agent.POLICY.settings, steps)
         team = agent.POLICY.team(board)
         np.testing.assert_allclose(team, observations[side, index], rtol=1e-6, atol=1e-6)  # integers are equal
         assert [agent.POLICY.mask(board, i) for i in range(board.half)] == masks[side, index].tolist()
@@ -224,7 +224,7 @@ def test_greedy_takes_the_best_action(tmp_path: Path) -> None:
     params = init_params(algo)
     drawing, greedy = (export_agent(tmp_path / str(g), env, algo, params, greedy=g) for g in (False, True))
     observation = agent_games.observation(play_states(settings, 5)[4], settings, 1, [0, 0])
-    logits = greedy.POLICY.logits(greedy.POLICY.team(greedy.Board(observation, greedy.POLICY.settings, 4)))[0]
+    logits = greedy.POLICY.logits(greedy.POLICY.team(greedy.Board.read(observation, greedy.POLICY.settings, 4)))[0]
     best = [[int(action == np.argmax(logits)) for action in range(4)]]
     assert all(greedy.my_controller(observation, None) == best for _ in range(20))
     np.random.seed(0)

@@ -1,98 +1,140 @@
-"""The search of exported agents: after the chosen directions walks are longest, by an exhaustive search."""
+"""The search of exported agents: simulated games follow the rules, and moves change where rollouts are better."""
 
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_export import algorithm, draw_body, export_agent, init_params
+from test_export import algorithm, draw_states, export_agent, heading, init_params, play_states
 
 from bench.parity import agent_games
+from bench.parity.snakes import stack
 from bench.reference.snakes import oracle
+from bench.reference.snakes.segments import from_segments
 from envs_jax.base import make
+from envs_jax.snakes import opponents
 from jaxrl.cli import export
 from jaxrl.common.errors import UserError
 from jaxrl.integrations.export import formats
 from jaxrl.runtime.load import load_policy
 
-SETTINGS = oracle.CONFIGURATIONS["snakes_1v1"]
+SETTINGS = oracle.CONFIGURATIONS["snakes_3v3"]
 
 
-def draw_states(count: int) -> list[oracle.State]:
-    """Boards of 6 x 8 cells with two snakes that fill half of them or more."""
-    rng = np.random.default_rng(3)
-    states = []
-    while len(states) < count:
-        free = {(r, c) for r in range(SETTINGS.height) for c in range(SETTINGS.width)}
-        bodies = []
-        for _ in range(2):
-            bodies.append(draw_body(SETTINGS, free, int(rng.integers(12, 19)), rng))
-            free -= set(bodies[-1])
-        if all(bodies):
-            cells = sorted(free)
-            beans = [cells[k] for k in rng.choice(len(cells), 3, replace=False)]
-            states.append(oracle.State(bodies, [0, 0], beans, 5))
-    return states
-
-
-def leave_times(state: oracle.State) -> dict[oracle.Cell, int]:
-    """The move from which on a body's cell can be entered; one later if the snake may eat now."""
-    times = {}
-    for body in state.bodies:
-        hungry = any(SETTINGS.neighbour(body[0], d) in state.beans for d in range(4))
-        times.update({cell: k + 1 + hungry for k, cell in enumerate(body[::-1])})
-    return times
-
-
-def longest_walk(times: dict[oracle.Cell, int], own: Any, most: int, path: tuple[oracle.Cell, ...]) -> int:
-    """The moves of the longest walk that continues a path, which has made at least one."""
-    if len(path) >= most or path[-1] in own:
-        return most
-    around = [SETTINGS.neighbour(path[-1], d) for d in range(4)]
-    ways = [cell for cell in around if cell not in path and times.get(cell, 0) <= len(path) + 1]
-    best = len(path)
-    for cell in ways:
-        best = max(best, longest_walk(times, own, most, (*path, cell)))
-        if best == most:
-            break
-    return best
-
-
-def test_directions_with_the_longest_walks_stay(tmp_path: Path) -> None:
-    """No other direction does: many that careful masks leave open end in walls, others in the snake's own tail."""
-    env = make("snakes_1v1", careful_masks=4)
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    env = make("snakes_3v3", observation="obs_full", masks=True, careful_masks=10)
     algo = algorithm(env)
-    params = init_params(algo)
-    plain, agent = (export_agent(tmp_path / str(search), env, algo, params, search=search) for search in (False, True))
-    agent.MOST_CELLS = 10**6
-    closed = 0
-    for state in draw_states(300):
-        observation = agent_games.observation(state, SETTINGS, 0, [0, 0])
-        board = agent.Board(observation, agent.POLICY.settings, 4)
-        before = plain.POLICY.mask(board, 0)
-        body = state.bodies[0]
-        walks = [
-            longest_walk(leave_times(state), body, len(body) + 2, (SETTINGS.neighbour(body[0], d),)) for d in range(4)
-        ]
-        longest = max(walks[d] for d in range(4) if before[d])
-        after = agent.POLICY.mask(board, 0)
-        if sum(before) > 1:
-            assert after == [before[d] and walks[d] == longest for d in range(4)], state
-        else:
-            assert after == before
-        closed += after != before
-    assert closed > 3
+    return export_agent(tmp_path_factory.mktemp("agent"), env, algo, init_params(algo), search=True)
 
 
-def test_a_search_ends(tmp_path: Path) -> None:
-    """Where a walk is not found soon, it is taken to exist: the direction stays open."""
-    env = make("snakes_1v1", careful_masks=4)
-    algo = algorithm(env)
-    agent = export_agent(tmp_path, env, algo, init_params(algo), search=True)
-    agent.MOST_CELLS = 0
-    for state in draw_states(20):
-        board = agent.Board(agent_games.observation(state, SETTINGS, 0, [0, 0]), agent.POLICY.settings, 4)
-        assert agent.longest_walks(board, 0, [0, 1, 2, 3]) == [0, 1, 2, 3]
+def read_board(agent: Any, state: oracle.State, snake: int = 0) -> Any:
+    observation = agent_games.observation(state, SETTINGS, snake, state.directions)
+    return agent.Board.read(observation, agent.POLICY.settings, state.step_count - 1)
+
+
+def open_directions(state: oracle.State) -> list[list[int]]:
+    """The directions of each snake but backwards, which is where its second segment lies."""
+    around = [[SETTINGS.neighbour(body[0], d) for d in range(4)] for body in state.bodies]
+    return [[d for d in range(4) if around[k][d] != body[1]] for k, body in enumerate(state.bodies)]
+
+
+def test_simulated_moves_follow_the_rules(agent: Any) -> None:
+    """Bodies, beans and points are those of the oracle before respawns and new beans, in crowded games, too."""
+    rng = np.random.default_rng(1)
+    crowded = [state for state in draw_states(SETTINGS, 200) if all(state.bodies)]
+    deaths = meals = 0
+    for state in play_states(SETTINGS, 300) + crowded:
+        moves = [int(rng.choice(ways)) for ways in open_directions(state)]
+        outcome = oracle.advance(state, moves, SETTINGS)
+        after, points = read_board(agent, state).move(moves)
+        assert after.steps == state.step_count
+        assert points == [int(reward) - int(hit) for reward, hit in zip(outcome.rewards, outcome.hit, strict=True)]
+        assert [not body for body in after.snakes] == list(outcome.hit)
+        for body, hit, cells in zip(after.snakes, outcome.hit, outcome.state.bodies, strict=True):
+            assert hit or body == list(cells)
+        assert after.beans == outcome.state.beans
+        deaths += sum(outcome.hit)
+        meals += sum(reward > 0 for reward in outcome.rewards)
+    assert deaths > 100
+    assert meals > 50
+
+
+def test_snakes_of_a_rollout_play_as_the_opponent_territory(agent: Any) -> None:
+    env = make("snakes_3v3")
+    states = play_states(SETTINGS, 300) + draw_states(SETTINGS, 100)
+    games = stack(
+        [from_segments(env.board, s.bodies, heading(s, SETTINGS), s.beans, env.beans, s.step_count - 1) for s in states]
+    )
+    level = opponents.NAMES.index("territory")
+
+    @jax.jit
+    def choose(games: Any) -> Any:
+        shape = games.steps.shape
+        return opponents.act(
+            env.board, games, slice(6), jnp.full(shape, level), jnp.zeros(shape, jnp.uint32), (level,)
+        )
+
+    expected = np.asarray(choose(games)).T
+    boards = [read_board(agent, state) for state in states]
+    chosen = [[agent.choose_move(board, i) for i in range(6)] for board in boards]
+    np.testing.assert_array_equal(chosen, expected)
+    assert len(np.unique(expected)) == 4
+
+
+def test_a_plan_is_no_worse_than_the_policy_and_than_other_moves_of_the_last_snake(agent: Any) -> None:
+    rng = np.random.default_rng(2)
+    changed = 0
+    for state in play_states(SETTINGS, 150)[::3]:
+        board = read_board(agent, state)
+        scores = np.log(rng.dirichlet(np.ones(4), 3))
+        for i, ways in enumerate(open_directions(state)[:3]):
+            scores[i, [d for d in range(4) if d not in ways]] = -np.inf
+        others = [agent.choose_move(board, k) for k in (3, 4, 5)]
+
+        def value(moves: list[int], board: Any = board, scores: Any = scores, others: list[int] = others) -> float:
+            return agent.roll_out(board, moves + others) + 0.5 * sum(scores[i, d] for i, d in enumerate(moves))
+
+        best = scores.argmax(-1).tolist()
+        plan = agent.plan(board, scores.tolist())
+        assert value(plan) >= value(best)
+        assert value(plan) >= max(value([*plan[:2], d]) for d in range(4) if scores[2, d] > -np.inf)
+        assert all(scores[i, d] > -np.inf for i, d in enumerate(plan))
+        changed += plan != best
+    assert changed > 10
+
+
+@pytest.mark.parametrize("step", [3, 200])
+def test_a_rollout_discounts_points_and_ends_with_the_game(agent: Any, step: int) -> None:
+    """Snake 0 eats in the first move and in the third; snake 3 eats in the second."""
+    bodies = [[(0, 2), (0, 1), (0, 0)], [(2, 2), (2, 1), (2, 0)], [(4, 2), (4, 1), (4, 0)]]
+    bodies += [[(7, 2), (7, 1), (7, 0)], [(9, 12), (9, 11), (9, 10)], [(8, 19), (8, 18), (8, 17)]]
+    state = oracle.State(bodies, [oracle.RIGHT] * 6, [(0, 3), (0, 5), (7, 4)], step)
+    moves = [oracle.RIGHT] * 6
+    expected = 1 - 0.95 + 0.95**2 if step == 3 else 1
+    assert agent.roll_out(read_board(agent, state), moves) == pytest.approx(expected)
+
+
+def test_the_platform_gets_the_plan(agent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each snake of a team gets its move of one plan, made once for a situation."""
+    plans: list[list[int]] = []
+
+    def plan(board: Any, scores: Any) -> list[int]:
+        assert [d for d in range(4) if scores[0][d] > -np.inf] == [d for d in range(4) if agent.POLICY.mask(board, 0)[d]]
+        plans.append([3, 1, len(plans) % 4])
+        return plans[-1]
+
+    monkeypatch.setattr(agent, "plan", plan)
+    for state in play_states(SETTINGS, 5):
+        for side in (1, 0):
+            answers = [
+                agent.my_controller(agent_games.observation(state, SETTINGS, snake, state.directions), None, False)
+                for snake in SETTINGS.team(side)
+            ]
+            assert [answer[0].index(1) for answer in answers] == plans[-1]
+    assert len(plans) == 10
 
 
 def test_other_formats_have_no_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

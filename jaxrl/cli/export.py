@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
         "--greedy", action="store_true", help="jidi: play the best action, as the other formats do, instead of sampling"
     )
     parser.add_argument(
-        "--search", action="store_true", help="jidi: also search before each move for walks, and avoid dead ends"
+        "--search", action="store_true", help="jidi: choose moves by rollouts, which take some 30 ms for a team"
     )
     add_checkpoint(parser)
     flags = parser.parse_args(list(argv))

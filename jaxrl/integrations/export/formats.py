@@ -50,7 +50,7 @@ def export(
             Python file), jidi (an agent for the Jidi platform), run (a run directory with only the weights).
         path: directory to write to, made if absent; files of the same names in it are replaced.
         greedy: for jidi, whose agent otherwise samples its actions; the other formats always act greedily.
-        search: for jidi, whose agent then avoids dead ends that a search finds before each move.
+        search: for jidi, whose agent then chooses moves by rollouts.
 
     Returns:
         the files' paths.

@@ -16,8 +16,8 @@ class Board:
     A set of cells is an integer with one bit per cell, row by row.
 
     Attributes:
-        height, width: rows and columns.
-        steps, max_steps: steps made, and steps of a whole game.
+        size: rows, columns, most beans, steps of a whole game; by their names, too.
+        steps: steps made.
         beans: cells (row, column) in the platform's order.
         snakes: cells of each snake, head first; none for a snake that could not respawn.
         half: number of snakes of a team.
@@ -27,29 +27,44 @@ class Board:
         free: for k = 0 .. FAR the set of the cells that are free after k moves.
     """
 
-    def __init__(self, observation: dict[Any, Any], settings: dict[str, Any], steps: int) -> None:
-        self.height = observation["board_height"]
-        self.width = observation["board_width"]
+    def __init__(
+        self,
+        snakes: list[list[tuple[int, int]]],
+        beans: list[tuple[int, int]],
+        steps: int,
+        controlled: int,
+        size: tuple[int, int, int, int],
+    ) -> None:
+        self.size = size
+        self.height, self.width, self.max_beans, self.max_steps = size
+        self.snakes = snakes
+        self.beans = beans
         self.steps = steps
-        self.max_steps = settings["max_steps"]
-        self.max_beans = settings["beans"]
-        self.beans = [(int(r), int(c)) for r, c in observation[1]]
-        snakes = [[(int(r), int(c)) for r, c in observation[k + 2]] for k in range(settings["snakes"])]
+        self.controlled = controlled
         self.half = len(snakes) // 2
-        side, self.controlled = divmod(observation["controlled_snake_index"] - 2, self.half)
-        self.snakes = snakes[self.half :] + snakes[: self.half] if side else snakes
         self.occupied = {}
         for body in snakes:
-            hungry = any(self.neighbour(cell, move) in self.beans for cell in body[:1] for move in MOVES)
+            hungry = any(self.neighbour(cell, move) in beans for cell in body[:1] for move in MOVES)
             self.occupied.update({cell: k + hungry for k, cell in enumerate(reversed(body), 1)})
-        self._size = self.height * self.width
+        self._cells = self.height * self.width
         self._first_column = sum(1 << r * self.width for r in range(self.height))
         self._last_column = self._first_column << self.width - 1
         self.free = self._find_free()
 
+    @classmethod
+    def read(cls, observation: dict[Any, Any], settings: dict[str, Any], steps: int) -> Board:
+        """The board of the platform's observation after so many steps."""
+        bodies = [[(int(r), int(c)) for r, c in observation[k + 2]] for k in range(settings["snakes"])]
+        beans = [(int(r), int(c)) for r, c in observation[1]]
+        half = len(bodies) // 2
+        side, controlled = divmod(observation["controlled_snake_index"] - 2, half)
+        snakes = bodies[half:] + bodies[:half] if side else bodies
+        size = observation["board_height"], observation["board_width"], settings["beans"], settings["max_steps"]
+        return cls(snakes, beans, steps, controlled, size)
+
     def _find_free(self) -> list[int]:
         leaving = [0] * (FAR + 1)
-        free = (1 << self._size) - 1
+        free = (1 << self._cells) - 1
         for cell, moves in self.occupied.items():
             free ^= self.bit(cell)
             if moves <= FAR:
@@ -59,6 +74,25 @@ class Board:
             free |= cells
             sets.append(free)
         return sets
+
+    def move(self, directions: list[int]) -> tuple[Board, list[int]]:
+        """The board after a move of all snakes, and the points of each: 1 for a bean, 2 - length for a death.
+
+        Nothing is drawn: snakes that die stay away, and no new beans appear.
+        """
+        heads = [self.around(k)[d] if self.snakes[k] else None for k, d in enumerate(directions)]
+        ate = [head in self.beans and heads.index(head) == k for k, head in enumerate(heads)]
+        kept = [body if ate[k] else body[:-1] for k, body in enumerate(self.snakes)]
+        cells = {cell for body in kept for cell in body}
+        snakes: list[list[tuple[int, int]]] = [[] for _ in kept]
+        points = [0] * len(kept)
+        for k, head in enumerate(heads):
+            if head is not None:
+                dies = head in cells or heads.count(head) > 1
+                snakes[k] = [] if dies else [head, *kept[k]]
+                points[k] = (2 if dies else len(snakes[k])) - len(self.snakes[k])
+        beans = [bean for bean in self.beans if bean not in heads]
+        return Board(snakes, beans, self.steps + 1, self.controlled, self.size), points
 
     # Cells
 
@@ -79,7 +113,7 @@ class Board:
     def spread(self, cells: int) -> int:
         """The cells of a set and all their neighbours; bits beyond the board may be set, too."""
         width = self.width
-        around = self._size - width
+        around = self._cells - width
         rows = cells << width | cells >> around | cells >> width | cells << around
         right = (cells & ~self._last_column) << 1 | (cells & self._last_column) >> width - 1
         left = (cells & ~self._first_column) >> 1 | (cells & self._first_column) << width - 1

@@ -28,8 +28,8 @@ from jaxrl.integrations.jidi.board import Board
 from jaxrl.integrations.jidi.obs_full import obs_full
 from jaxrl.integrations.jidi.obs_heading import obs_heading
 from jaxrl.integrations.jidi.observation import obs26, obs30, obs35
+from jaxrl.integrations.jidi.rollouts import plan
 from jaxrl.integrations.jidi.territory import careful
-from jaxrl.integrations.jidi.walks import longest_walks
 from jaxrl.integrations.numpy_networks import network
 
 LAYOUTS = {"obs26": obs26, "obs30": obs30, "obs35": obs35, "obs_full": obs_full, "obs_heading": obs_heading}
@@ -93,31 +93,58 @@ class Policy:
         np.put_along_axis(logits, x[:, :ordered].astype(int), outputs, -1)
         return logits
 
+    def masked_logits(self, board: Board, snakes: list[int]) -> np.ndarray:
+        """Return float32[len(snakes), 4], -inf for closed directions of these own snakes."""
+        logits = self.logits(self.team(board))[snakes]
+        if not self.settings["masking"]:
+            return logits
+        return np.where([self.mask(board, i) for i in snakes], logits, -np.inf)
+
+    def log_probabilities(self, board: Board) -> np.ndarray:
+        """Return float32[A, 4], -inf for closed directions."""
+        logits = self.masked_logits(board, list(range(board.half)))
+        logits = logits - logits.max(-1, keepdims=True)
+        return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
     def mask(self, board: Board, i: int) -> list[bool]:
         """Return the directions that snake i may choose, up, down, left, right."""
         length = self.settings["careful_masks"]
-        is_open = careful(board, i, length) if length else board.open_directions(i)
-        if not self.settings["search"] or not board.snakes[i]:
-            return is_open
-        chosen = longest_walks(board, i, [d for d in range(4) if is_open[d]])
-        return [d in chosen for d in range(4)]
+        return careful(board, i, length) if length else board.open_directions(i)
+
+
+class Search:
+    """Plans the moves of a team once for all its snakes, see `rollouts`: the platform asks for one at a time."""
+
+    def __init__(self) -> None:
+        self.situation: Any = None
+        self.moves: list[int] = []
+
+    def choose_move(self, board: Board) -> int:
+        """Return the move of the controlled snake."""
+        situation = (board.steps, board.snakes, board.beans)
+        if situation != self.situation:
+            self.moves = plan(board, POLICY.log_probabilities(board).tolist())
+            self.situation = situation
+        return self.moves[board.controlled]
 
 
 POLICY = Policy(os.path.join(os.path.dirname(os.path.abspath(__file__)), "weights.npz"))
 CLOCK = Clock()
+SEARCH = Search()
 
 
 def my_controller(observation: dict[Any, Any], action_space: Any, is_act_continuous: bool = False) -> list[list[int]]:
     """Return the controlled snake's action in the platform's format: up, down, left, right, one of them 1.
 
-    It is sampled from the softmax by NumPy's global generator, which the platform seeds, or (exported with --greedy)
-    it is the most probable one.
+    It is sampled from the softmax by NumPy's global generator, which the platform seeds; or it is the most probable
+    one (exported with --greedy), or the one that rollouts choose (--search).
     """
-    board = Board(observation, POLICY.settings, CLOCK.read(observation, POLICY.settings))
-    logits = POLICY.logits(POLICY.team(board))[board.controlled]
-    if POLICY.settings["masking"]:
-        logits = np.where(POLICY.mask(board, board.controlled), logits, -np.inf)
-    if not POLICY.settings["greedy"]:
-        logits = logits + random.gumbel(size=len(logits))  # Gumbel-max: the argmax is a sample from the softmax
-    chosen = int(np.argmax(logits))
-    return [[int(action == chosen) for action in range(len(logits))]]
+    board = Board.read(observation, POLICY.settings, CLOCK.read(observation, POLICY.settings))
+    if POLICY.settings["search"]:
+        chosen = SEARCH.choose_move(board)
+    else:
+        logits = POLICY.masked_logits(board, [board.controlled])[0]
+        if not POLICY.settings["greedy"]:
+            logits = logits + random.gumbel(size=len(logits))  # Gumbel-max: the argmax is a sample from the softmax
+        chosen = int(np.argmax(logits))
+    return [[int(action == chosen) for action in range(4)]]
