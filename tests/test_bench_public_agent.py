@@ -49,7 +49,8 @@ def test_the_policy_of_the_package_plays(tmp_path, capsys):
     words = ["pretrained:snakes", "--agent", agent, "--games", "6", "--search", "--out", str(out)]
     assert public_agent.main(words) == 0
     row = json.loads(out.read_text())["players"]["pretrained:snakes"]
-    assert 0 < row["milliseconds"]["0.5"] <= row["milliseconds"]["0.99"] <= row["milliseconds"]["1.0"]
+    assert 0 < row["milliseconds"]["mean"] <= row["milliseconds"]["1.0"]
+    assert row["milliseconds"]["0.99"] <= row["milliseconds"]["1.0"]
     assert row["checkpoint"] > 0 and row["agent_errors"] == 0
     assert {name for name, estimate in row.items() if isinstance(estimate, dict) and "low" in estimate} == {
         "win", "draw", "points"

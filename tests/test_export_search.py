@@ -1,5 +1,6 @@
 """The search of exported agents: simulated games follow the rules, and moves change where rollouts are better."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -42,24 +43,37 @@ def open_directions(state: oracle.State) -> list[list[int]]:
 
 
 def test_simulated_moves_follow_the_rules(agent: Any) -> None:
-    """Bodies, beans and points are those of the oracle before respawns and new beans, in crowded games, too."""
+    """Bodies, beans and points equal the oracle's before respawns and new beans, in crowded games, too."""
     rng = np.random.default_rng(1)
     crowded = [state for state in draw_states(SETTINGS, 200) if all(state.bodies)]
     deaths = meals = 0
     for state in play_states(SETTINGS, 300) + crowded:
         moves = [int(rng.choice(ways)) for ways in open_directions(state)]
         outcome = oracle.advance(state, moves, SETTINGS)
-        after, points = read_board(agent, state).move(moves)
+        after, gained = read_board(agent, state).move(moves)
         assert after.steps == state.step_count
-        assert points == [int(reward) - int(hit) for reward, hit in zip(outcome.rewards, outcome.hit, strict=True)]
+        assert gained == [int(reward) - int(hit) for reward, hit in zip(outcome.rewards, outcome.hit, strict=True)]
         assert [not body for body in after.snakes] == list(outcome.hit)
         for body, hit, cells in zip(after.snakes, outcome.hit, outcome.state.bodies, strict=True):
             assert hit or body == list(cells)
         assert after.beans == outcome.state.beans
         deaths += sum(outcome.hit)
         meals += sum(reward > 0 for reward in outcome.rewards)
+        turned = read_board(agent, state, snake=3)
+        assert turned.snakes == [*state.bodies[3:], *state.bodies[:3]]
     assert deaths > 100
     assert meals > 50
+
+
+def test_the_first_of_two_snakes_that_meet_on_a_bean_eats_it(agent: Any) -> None:
+    """So the tail of the other one leaves, and a third snake enters its cell."""
+    bodies = [[(5, 5), (5, 4), (5, 3)], [(8, 7), (9, 7), (9, 6)], [(0, 2), (0, 1), (0, 0)]]
+    bodies += [[(5, 7), (6, 7), (7, 7)], [(2, 2), (2, 1), (2, 0)], [(3, 12), (3, 11), (3, 10)]]
+    state = oracle.State(bodies, [oracle.RIGHT] * 6, [(5, 6)], 3)
+    after, gained = read_board(agent, state).move([3, 0, 3, 2, 3, 3])
+    assert after.snakes[1] == [(7, 7), (8, 7), (9, 7)]
+    assert gained == [-1, 0, 0, -1, 0, 0]
+    assert not after.beans
 
 
 def test_snakes_of_a_rollout_play_as_the_opponent_territory(agent: Any) -> None:
@@ -73,18 +87,16 @@ def test_snakes_of_a_rollout_play_as_the_opponent_territory(agent: Any) -> None:
     @jax.jit
     def choose(games: Any) -> Any:
         shape = games.steps.shape
-        return opponents.act(
-            env.board, games, slice(6), jnp.full(shape, level), jnp.zeros(shape, jnp.uint32), (level,)
-        )
+        return opponents.act(env.board, games, slice(6), jnp.full(shape, level), jnp.zeros(shape, jnp.uint32), (level,))
 
     expected = np.asarray(choose(games)).T
     boards = [read_board(agent, state) for state in states]
-    chosen = [[agent.choose_move(board, i) for i in range(6)] for board in boards]
+    chosen = [[agent.choose_as_territory(board, i) for i in range(6)] for board in boards]
     np.testing.assert_array_equal(chosen, expected)
     assert len(np.unique(expected)) == 4
 
 
-def test_a_plan_is_no_worse_than_the_policy_and_than_other_moves_of_the_last_snake(agent: Any) -> None:
+def test_a_plan_changes_one_snake_after_the_other(agent: Any) -> None:
     rng = np.random.default_rng(2)
     changed = 0
     for state in play_states(SETTINGS, 150)[::3]:
@@ -92,49 +104,78 @@ def test_a_plan_is_no_worse_than_the_policy_and_than_other_moves_of_the_last_sna
         scores = np.log(rng.dirichlet(np.ones(4), 3))
         for i, ways in enumerate(open_directions(state)[:3]):
             scores[i, [d for d in range(4) if d not in ways]] = -np.inf
-        others = [agent.choose_move(board, k) for k in (3, 4, 5)]
+        replies = [agent.choose_as_territory(board, k) for k in (3, 4, 5)]
 
-        def value(moves: list[int], board: Any = board, scores: Any = scores, others: list[int] = others) -> float:
-            return agent.roll_out(board, moves + others) + 0.5 * sum(scores[i, d] for i, d in enumerate(moves))
+        def estimate(moves: list[int], board: Any = board, scores: Any = scores, replies: Any = replies) -> float:
+            return agent.roll_out(board, moves + replies) + 0.5 * sum(scores[i, d] for i, d in enumerate(moves))
 
         best = scores.argmax(-1).tolist()
-        plan = agent.plan(board, scores.tolist())
-        assert value(plan) >= value(best)
-        assert value(plan) >= max(value([*plan[:2], d]) for d in range(4) if scores[2, d] > -np.inf)
-        assert all(scores[i, d] > -np.inf for i, d in enumerate(plan))
-        changed += plan != best
+        expected = list(best)
+        for i in range(3):
+            ways = [d for d in range(4) if scores[i, d] > -np.inf]
+            values = {d: estimate([*expected[:i], d, *expected[i + 1 :]]) for d in ways}
+            if max(values.values()) > values[expected[i]]:
+                expected[i] = max(values, key=lambda d: values[d])
+        assert agent.plan(board, scores.tolist()) == expected
+        changed += expected != best
     assert changed > 10
 
 
 @pytest.mark.parametrize("step", [3, 200])
 def test_a_rollout_discounts_points_and_ends_with_the_game(agent: Any, step: int) -> None:
-    """Snake 0 eats in the first move and in the third; snake 3 eats in the second."""
+    """Snake 0 eats in the first move and in the third, snake 3 in the second, snake 1 in the fifth and sixth."""
     bodies = [[(0, 2), (0, 1), (0, 0)], [(2, 2), (2, 1), (2, 0)], [(4, 2), (4, 1), (4, 0)]]
     bodies += [[(7, 2), (7, 1), (7, 0)], [(9, 12), (9, 11), (9, 10)], [(8, 19), (8, 18), (8, 17)]]
-    state = oracle.State(bodies, [oracle.RIGHT] * 6, [(0, 3), (0, 5), (7, 4)], step)
+    state = oracle.State(bodies, [oracle.RIGHT] * 6, [(0, 3), (0, 5), (7, 4), (2, 7), (2, 8)], step)
     moves = [oracle.RIGHT] * 6
-    expected = 1 - 0.95 + 0.95**2 if step == 3 else 1
+    expected = 1 - 0.95 + 0.95**2 + 0.95**4 if step == 3 else 1
     assert agent.roll_out(read_board(agent, state), moves) == pytest.approx(expected)
 
 
 def test_the_platform_gets_the_plan(agent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each snake of a team gets its move of one plan, made once for a situation."""
+    """Each snake of a team gets its move of one plan, made once for a situation from the logits of the open moves."""
     plans: list[list[int]] = []
 
-    def plan(board: Any, scores: Any) -> list[int]:
-        assert [d for d in range(4) if scores[0][d] > -np.inf] == [d for d in range(4) if agent.POLICY.mask(board, 0)[d]]
+    def plan(board: Any, logits: Any) -> list[int]:
+        masks = [agent.POLICY.mask(board, i) for i in range(3)]
+        np.testing.assert_array_equal(logits, np.where(masks, agent.POLICY.logits(agent.POLICY.team(board)), -np.inf))
         plans.append([3, 1, len(plans) % 4])
         return plans[-1]
 
     monkeypatch.setattr(agent, "plan", plan)
-    for state in play_states(SETTINGS, 5):
+
+    def answer(state: oracle.State, side: int) -> list[int]:
+        views = [agent_games.observation(state, SETTINGS, snake, state.directions) for snake in SETTINGS.team(side)]
+        return [agent.my_controller(view, None, False)[0].index(1) for view in views]
+
+    states = play_states(SETTINGS, 5)
+    for state in states:
         for side in (1, 0):
-            answers = [
-                agent.my_controller(agent_games.observation(state, SETTINGS, snake, state.directions), None, False)
-                for snake in SETTINGS.team(side)
-            ]
-            assert [answer[0].index(1) for answer in answers] == plans[-1]
+            assert answer(state, side) == plans[-1]
     assert len(plans) == 10
+    answer(dataclasses.replace(states[-1], beans=states[-1].beans[:-1]), 0)
+    assert len(plans) == 11
+    agent.CLOCK.steps += 1
+    answer(dataclasses.replace(states[-1], beans=states[-1].beans[:-1]), 0)
+    assert len(plans) == 12
+
+
+def test_a_single_snake_without_masks_searches(tmp_path: Path) -> None:
+    """It goes for the bean next to its head, which the network does not see."""
+    env = make("snakes_1v1", masks=False)
+    algo = algorithm(env)
+    agent = export_agent(tmp_path, env, algo, jax.tree.map(jnp.zeros_like, init_params(algo)), search=True)
+    settings = oracle.CONFIGURATIONS["snakes_1v1"]
+    wall = [(3, 2), (2, 2), (1, 2), (0, 2)]
+    for beans, move in (([(2, 0)], 1), ([(0, 0)], 0)):
+        state = oracle.State([[(1, 0), (1, 7), (1, 6)], wall], [oracle.RIGHT, oracle.DOWN], beans, 3)
+        view = agent_games.observation(state, settings, 0, state.directions)
+        assert agent.my_controller(view, None, False)[0].index(1) == move
+
+
+def test_greedy_and_search_exclude_each_other(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="greedy has no effect on an agent with search"):
+        formats.export(load_policy("pretrained:snakes"), "jidi", tmp_path, greedy=True, search=True)
 
 
 def test_other_formats_have_no_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

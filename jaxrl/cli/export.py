@@ -5,7 +5,8 @@ function for JAX, without jaxrl. onnx: policy.onnx is the same function for ONNX
 which says how the function is called. numpy: agent.py and weights.npz are the same function in Python, with only NumPy.
 
 jidi: submission.py and weights.npz play the snakes games of the Jidi platform, 3v3 and 1v1, on either side, with only
-NumPy. Actions are sampled from the policy, without exploration; with --greedy they are its best actions.
+NumPy. Actions are sampled from the policy, without exploration; with --greedy they are its best actions, with --search
+those that rollouts of five moves and the policy rate best.
 
 run: a run directory with the weights only, to share. It can be named wherever a run can, but for --resume.
 """
@@ -34,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
         "--greedy", action="store_true", help="jidi: play the best action, as the other formats do, instead of sampling"
     )
     parser.add_argument(
-        "--search", action="store_true", help="jidi: choose moves by rollouts, which take some 30 ms for a team"
+        "--search", action="store_true", help="jidi: choose moves by rollouts; a plan for a team takes some 30 ms"
     )
     add_checkpoint(parser)
     flags = parser.parse_args(list(argv))
@@ -53,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     policy = load_policy(flags.run, not flags.last, checkpoint=find_checkpoint(flags))
     for path in export(policy, flags.format, flags.out, greedy=flags.greedy, search=flags.search):
         print(f"wrote {path} ({path.stat().st_size / 2**10:,.0f} KiB)")
-    drawn = flags.format == "jidi" and not flags.greedy
-    kind = "parameters" if flags.format == "safetensors" else "drawn" if drawn else "its best actions"
+    drawn = "its best actions" if flags.greedy else "chosen by rollouts" if flags.search else "drawn"
+    kind = {"safetensors": "parameters", "jidi": drawn}.get(flags.format, "its best actions")
     print(f"the policy of {flags.run}, checkpoint {policy.step:,}, {kind}")
     return 0

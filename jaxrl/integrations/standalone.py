@@ -157,6 +157,8 @@ def jidi_settings(env: Any, algo: Algorithm, greedy: bool, search: bool) -> dict
     if env.outside:
         raise UsageError("the run's policy plays both teams (opponent outside), an exported one plays one: train "
                          "against an opponent")  # fmt: skip
+    if greedy and search:
+        raise UsageError("greedy has no effect on an agent with search, which draws nothing: leave it out")
     return network_settings(algo, "jidi") | {
         "snakes": env.snakes,
         "beans": env.beans,

@@ -49,7 +49,7 @@ def export(
         format: safetensors (parameters), stablehlo or onnx (the greedy policy as a function), numpy (the same as a
             Python file), jidi (an agent for the Jidi platform), run (a run directory with only the weights).
         path: directory to write to, made if absent; files of the same names in it are replaced.
-        greedy: for jidi, whose agent otherwise samples its actions; the other formats always act greedily.
+        greedy: for jidi, whose agent samples its actions without greedy and search; the other formats act greedily.
         search: for jidi, whose agent then chooses moves by rollouts.
 
     Returns:

@@ -16,8 +16,9 @@ class Board:
     A set of cells is an integer with one bit per cell, row by row.
 
     Attributes:
-        size: rows, columns, most beans, steps of a whole game; by their names, too.
-        steps: steps made.
+        height, width: rows and columns.
+        steps, max_steps: steps made, and steps of a whole game.
+        max_beans: most beans at a time.
         beans: cells (row, column) in the platform's order.
         snakes: cells of each snake, head first; none for a snake that could not respawn.
         half: number of snakes of a team.
@@ -35,7 +36,7 @@ class Board:
         controlled: int,
         size: tuple[int, int, int, int],
     ) -> None:
-        self.size = size
+        self._size = size
         self.height, self.width, self.max_beans, self.max_steps = size
         self.snakes = snakes
         self.beans = beans
@@ -46,7 +47,7 @@ class Board:
         for body in snakes:
             hungry = any(self.neighbour(cell, move) in beans for cell in body[:1] for move in MOVES)
             self.occupied.update({cell: k + hungry for k, cell in enumerate(reversed(body), 1)})
-        self._cells = self.height * self.width
+        self._cell_count = self.height * self.width
         self._first_column = sum(1 << r * self.width for r in range(self.height))
         self._last_column = self._first_column << self.width - 1
         self.free = self._find_free()
@@ -64,7 +65,7 @@ class Board:
 
     def _find_free(self) -> list[int]:
         leaving = [0] * (FAR + 1)
-        free = (1 << self._cells) - 1
+        free = (1 << self._cell_count) - 1
         for cell, moves in self.occupied.items():
             free ^= self.bit(cell)
             if moves <= FAR:
@@ -76,23 +77,25 @@ class Board:
         return sets
 
     def move(self, directions: list[int]) -> tuple[Board, list[int]]:
-        """The board after a move of all snakes, and the points of each: 1 for a bean, 2 - length for a death.
+        """The board after a move of all snakes, and what each gains: 1 for a bean, 2 - length for a death.
 
-        Nothing is drawn: snakes that die stay away, and no new beans appear.
+        A death costs one more than in the game's score, so that it has a price at length 3, too. Nothing is drawn:
+        snakes that die stay away, no new beans appear, and a move backwards is a death. Of snakes that meet on a bean
+        the first here eats it; on the second side the game has another order.
         """
         heads = [self.around(k)[d] if self.snakes[k] else None for k, d in enumerate(directions)]
         ate = [head in self.beans and heads.index(head) == k for k, head in enumerate(heads)]
         kept = [body if ate[k] else body[:-1] for k, body in enumerate(self.snakes)]
         cells = {cell for body in kept for cell in body}
         snakes: list[list[tuple[int, int]]] = [[] for _ in kept]
-        points = [0] * len(kept)
+        gained = [0] * len(kept)
         for k, head in enumerate(heads):
             if head is not None:
                 dies = head in cells or heads.count(head) > 1
                 snakes[k] = [] if dies else [head, *kept[k]]
-                points[k] = (2 if dies else len(snakes[k])) - len(self.snakes[k])
+                gained[k] = (2 if dies else len(snakes[k])) - len(self.snakes[k])
         beans = [bean for bean in self.beans if bean not in heads]
-        return Board(snakes, beans, self.steps + 1, self.controlled, self.size), points
+        return Board(snakes, beans, self.steps + 1, self.controlled, self._size), gained
 
     # Cells
 
@@ -113,7 +116,7 @@ class Board:
     def spread(self, cells: int) -> int:
         """The cells of a set and all their neighbours; bits beyond the board may be set, too."""
         width = self.width
-        around = self._cells - width
+        around = self._cell_count - width
         rows = cells << width | cells >> around | cells >> width | cells << around
         right = (cells & ~self._last_column) << 1 | (cells & self._last_column) >> width - 1
         left = (cells & ~self._first_column) >> 1 | (cells & self._first_column) << width - 1

@@ -36,7 +36,7 @@ LAYOUTS = {"obs26": obs26, "obs30": obs30, "obs35": obs35, "obs_full": obs_full,
 
 
 class Clock:
-    """Counts the steps of a game, which the platform does not pass; only `obs_heading` shows them.
+    """Counts the steps of a game, which the platform does not pass; only `obs_heading` and the search use them.
 
     A game begins where there is no `last_direction`, as after a reset. A step was made where the board is another one
     than at the call before, so it does not matter how many snakes are controlled. Calls must come from one game at a
@@ -100,12 +100,6 @@ class Policy:
             return logits
         return np.where([self.mask(board, i) for i in snakes], logits, -np.inf)
 
-    def log_probabilities(self, board: Board) -> np.ndarray:
-        """Return float32[A, 4], -inf for closed directions."""
-        logits = self.masked_logits(board, list(range(board.half)))
-        logits = logits - logits.max(-1, keepdims=True)
-        return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-
     def mask(self, board: Board, i: int) -> list[bool]:
         """Return the directions that snake i may choose, up, down, left, right."""
         length = self.settings["careful_masks"]
@@ -113,17 +107,20 @@ class Policy:
 
 
 class Search:
-    """Plans the moves of a team once for all its snakes, see `rollouts`: the platform asks for one at a time."""
+    """Plans the moves of a team once for all its snakes, see `plan`: the platform asks for one at a time.
+
+    Where mates are controlled by other agents, the plan still counts on its own moves for them.
+    """
 
     def __init__(self) -> None:
         self.situation: Any = None
         self.moves: list[int] = []
 
-    def choose_move(self, board: Board) -> int:
+    def get_move(self, board: Board) -> int:
         """Return the move of the controlled snake."""
         situation = (board.steps, board.snakes, board.beans)
         if situation != self.situation:
-            self.moves = plan(board, POLICY.log_probabilities(board).tolist())
+            self.moves = plan(board, POLICY.masked_logits(board, list(range(board.half))).tolist())
             self.situation = situation
         return self.moves[board.controlled]
 
@@ -141,7 +138,7 @@ def my_controller(observation: dict[Any, Any], action_space: Any, is_act_continu
     """
     board = Board.read(observation, POLICY.settings, CLOCK.read(observation, POLICY.settings))
     if POLICY.settings["search"]:
-        chosen = SEARCH.choose_move(board)
+        chosen = SEARCH.get_move(board)
     else:
         logits = POLICY.masked_logits(board, [board.controlled])[0]
         if not POLICY.settings["greedy"]:

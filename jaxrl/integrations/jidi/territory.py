@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from jaxrl.integrations.jidi.board import FAR, Board, count_cells
 from jaxrl.integrations.jidi.obs_full import ONE, share
 
@@ -19,33 +21,30 @@ def territory(board: Board, i: int) -> list[list[int]]:
     mates = [k for k in board.others(i) if k < board.half]
     opponents = [k for k in board.others(i) if k >= board.half]
     room = [count_cells(board.flood(cell, FAR)[-1]) for cell in around]
-    near, far = _find_territory(board, i)
+    territories = list(claim_cells(board, i))
     return [
         [share(count, 100) for count in room],
-        [share(count_cells(cells), 20) for cells in near],
-        [share(count_cells(cells), 100) for cells in far],
+        [share(count_cells(cells), 20) for cells in territories[NEAR - 1]],
+        [share(count_cells(cells), 100) for cells in territories[FAR - 1]],
         [ONE * met for met in _meet(board, i, opponents)],
         [ONE * met for met in _meet(board, i, mates)],
     ]
 
 
-def _find_territory(board: Board, i: int) -> tuple[list[int], list[int]]:
-    """The cells that snake i reaches before any other, within NEAR and within FAR moves, by the first direction.
+def claim_cells(board: Board, i: int) -> Iterator[list[int]]:
+    """Yield for moves 1 .. FAR the cells that snake i reaches before any other, by the direction of the first move.
 
     A cell reached in the same move is nobody's.
     """
-    others = sum(board.bit(board.snakes[k][0]) for k in board.others(i) if board.snakes[k])
-    others = board.spread(others) & board.free[1]
+    heads = sum(board.bit(board.snakes[k][0]) for k in board.others(i) if board.snakes[k])
+    others = board.spread(heads) & board.free[1]
     owned = [board.bit(cell) & board.free[1] & ~others for cell in board.around(i)]
-    near = owned
-    for k in range(2, FAR + 1):
-        free = board.free[k]
+    yield owned
+    for free in board.free[2:]:
         taken = owned[0] | owned[1] | owned[2] | owned[3]
         others |= board.spread(others) & free & ~taken
-        owned = [cells | board.spread(cells) & free & ~others for cells in owned]
-        if k == NEAR:
-            near = owned
-    return near, owned
+        owned = [cells and cells | board.spread(cells) & free & ~others for cells in owned]
+        yield owned
 
 
 def _meet(board: Board, i: int, snakes: list[int]) -> list[bool]:
