@@ -123,12 +123,12 @@ def test_a_plan_changes_one_snake_after_the_other(agent: Any) -> None:
 
 @pytest.mark.parametrize("step", [3, 200])
 def test_a_rollout_discounts_points_and_ends_with_the_game(agent: Any, step: int) -> None:
-    """Snake 0 eats in the first move and in the third, snake 3 in the second, snake 1 in the fifth and sixth."""
+    """Snake 0 eats in the first move and in the third, snake 3 in the second, snake 1 in the last one and after it."""
     bodies = [[(0, 2), (0, 1), (0, 0)], [(2, 2), (2, 1), (2, 0)], [(4, 2), (4, 1), (4, 0)]]
-    bodies += [[(7, 2), (7, 1), (7, 0)], [(9, 12), (9, 11), (9, 10)], [(8, 19), (8, 18), (8, 17)]]
-    state = oracle.State(bodies, [oracle.RIGHT] * 6, [(0, 3), (0, 5), (7, 4), (2, 7), (2, 8)], step)
+    bodies += [[(7, 2), (7, 1), (7, 0)], [(5, 18), (5, 17), (5, 16)], [(8, 19), (8, 18), (8, 17)]]
+    state = oracle.State(bodies, [oracle.RIGHT] * 6, [(0, 3), (0, 5), (7, 4), (2, 10), (2, 11)], step)
     moves = [oracle.RIGHT] * 6
-    expected = 1 - 0.95 + 0.95**2 + 0.95**4 if step == 3 else 1
+    expected = 1 - 0.9 + 0.9**2 + 0.9**7 if step == 3 else 1
     assert agent.roll_out(read_board(agent, state), moves) == pytest.approx(expected)
 
 

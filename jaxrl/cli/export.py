@@ -6,7 +6,7 @@ which says how the function is called. numpy: agent.py and weights.npz are the s
 
 jidi: submission.py and weights.npz play the snakes games of the Jidi platform, 3v3 and 1v1, on either side, with only
 NumPy. Actions are sampled from the policy, without exploration; with --greedy they are its best actions, with --search
-those that rollouts of five moves and the policy rate best.
+those that rollouts of eight moves and the policy rate best.
 
 run: a run directory with the weights only, to share. It can be named wherever a run can, but for --resume.
 """

@@ -7,13 +7,15 @@ from typing import Any
 # Everything below is copied into exported agents.
 
 MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))  # actions: up, down, left, right
+LANES = 5
 FAR = 20  # moves ahead that sets of free cells are known for: FAR of territory.py
 
 
 class Board:
     """The game from the side of the controlled snake's team: its own snakes come first.
 
-    A set of cells is an integer with one bit per cell, row by row.
+    A set of cells is an integer with one bit per cell, row by row. Sets can be lanes of one integer, each `cell_count`
+    bits wide: up to four for the directions, and a fifth.
 
     Attributes:
         height, width: rows and columns.
@@ -47,9 +49,14 @@ class Board:
         for body in snakes:
             hungry = any(self.neighbour(cell, move) in beans for cell in body[:1] for move in MOVES)
             self.occupied.update({cell: k + hungry for k, cell in enumerate(reversed(body), 1)})
-        self._cell_count = self.height * self.width
-        self._first_column = sum(1 << r * self.width for r in range(self.height))
-        self._last_column = self._first_column << self.width - 1
+        self.cell_count = self.height * self.width
+        self._one = sum(1 << lane * self.cell_count for lane in range(LANES - 1))  # the first cell in four lanes
+        row = (1 << self.width) - 1
+        column = sum(1 << r * self.width for r in range(self.height))
+        edges = (row, row << self.cell_count - self.width, column, column << self.width - 1)
+        lanes = self._one | 1 << (LANES - 1) * self.cell_count
+        self._edges = [edge * lanes for edge in edges]
+        self._inner = [(1 << LANES * self.cell_count) - 1 ^ edge for edge in self._edges]
         self.free = self._find_free()
 
     @classmethod
@@ -65,7 +72,7 @@ class Board:
 
     def _find_free(self) -> list[int]:
         leaving = [0] * (FAR + 1)
-        free = (1 << self._cell_count) - 1
+        free = (1 << self.cell_count) - 1
         for cell, moves in self.occupied.items():
             free ^= self.bit(cell)
             if moves <= FAR:
@@ -113,24 +120,29 @@ class Board:
         """The set of one cell."""
         return 1 << cell[0] * self.width + cell[1]
 
+    def repeat(self, cells: int) -> int:
+        """A set in all four lanes of directions."""
+        return cells * self._one
+
+    def split(self, lanes: int) -> list[int]:
+        """The sets in the four lanes of directions."""
+        return [lanes >> d * self.cell_count & (1 << self.cell_count) - 1 for d in range(4)]
+
+    def count_cells(self, lanes: int) -> list[int]:
+        """The numbers of cells in the four lanes of directions."""
+        return [bin(cells).count("1") for cells in self.split(lanes)]
+
     def spread(self, cells: int) -> int:
-        """The cells of a set and all their neighbours; bits beyond the board may be set, too."""
+        """The cells of a set and all their neighbours, in each lane."""
         width = self.width
-        around = self._cell_count - width
-        rows = cells << width | cells >> around | cells >> width | cells << around
-        right = (cells & ~self._last_column) << 1 | (cells & self._last_column) >> width - 1
-        left = (cells & ~self._first_column) >> 1 | (cells & self._first_column) << width - 1
-        return cells | rows | right | left
-
-    def flood(self, cell: tuple[int, int], moves: int, foresight: int = FAR) -> list[int]:
-        """The cells that are reached in k moves, the first of them to `cell`: a set for each k = 1 .. `moves`.
-
-        What is not free after `foresight` moves stays.
-        """
-        sets = [self.bit(cell) & self.free[1]]
-        for k in range(2, moves + 1):
-            sets.append(self.spread(sets[-1]) & self.free[min(k, foresight)])
-        return sets
+        around = self.cell_count - width
+        top, bottom, left, right = self._edges
+        below, above, beyond, before = self._inner
+        up = (cells & below) >> width | (cells & top) << around
+        down = (cells & above) << width | (cells & bottom) >> around
+        back = (cells & beyond) >> 1 | (cells & left) << width - 1
+        forth = (cells & before) << 1 | (cells & right) >> width - 1
+        return cells | up | down | back | forth
 
     # Snakes
 
@@ -141,6 +153,21 @@ class Board:
     def around(self, i: int) -> list[tuple[int, int]]:
         """The cells up, down, left, right of the head of snake i."""
         return [self.neighbour(self.snakes[i][0], move) for move in MOVES]
+
+    def first_cells(self, i: int) -> int:
+        """The cells around the head of snake i that are free after a move, each in the lane of its direction."""
+        cells = sum(self.bit(cell) << d * self.cell_count for d, cell in enumerate(self.around(i)))
+        return cells & self.repeat(self.free[1])
+
+    def flood(self, i: int, moves: int, foresight: int = FAR) -> list[int]:
+        """The cells that snake i reaches in k moves, in lanes by the direction of the first: for each k = 1 .. `moves`.
+
+        What is not free after `foresight` moves stays.
+        """
+        sets = [self.first_cells(i)]
+        for k in range(2, moves + 1):
+            sets.append(self.spread(sets[-1]) & self.repeat(self.free[min(k, foresight)]))
+        return sets
 
     def heading(self, i: int) -> list[bool]:
         """Return whether snake i heads up, down, left, right."""
@@ -162,11 +189,6 @@ class Board:
         free = [onward[d] and not blocked[d] for d in range(4)]
         risky = [onward[d] and cell in tails for d, cell in enumerate(self.around(i))]
         return next(choice for choice in (free, risky, onward) if any(choice))
-
-
-def count_cells(cells: int) -> int:
-    """The number of cells of a set."""
-    return bin(cells).count("1")
 
 
 def _wrap_offset(x: int, size: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxrl.integrations.jidi.board import MOVES, Board, count_cells
+from jaxrl.integrations.jidi.board import MOVES, Board
 
 # Everything below is copied into exported agents.
 
@@ -40,9 +40,8 @@ def features(board: Board, i: int, frame: list[int], rows: int, columns: int) ->
     blocked = board.blocked(i)
     beans = _bean_features(board, i, frame, rows, columns)
     others = [x for k in board.others(i) for x in _other(board, i, k, frame, rows, columns)]
-    around = board.around(i)
-    room = [count_cells(board.flood(around[d], STEPS, REACH)[-1]) for d in frame]
-    room_shares = [share(count, most) for most in (20, 100) for count in room]
+    room = board.count_cells(board.flood(i, STEPS, REACH)[-1])
+    room_shares = [share(room[d], most) for most in (20, 100) for d in frame]
     return [*(ONE * blocked[d] for d in frame), share(len(board.snakes[i]), 20), *beans, *others, *room_shares]
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from jaxrl.integrations.jidi.board import FAR, Board, count_cells
+from jaxrl.integrations.jidi.board import FAR, Board
 from jaxrl.integrations.jidi.territory import claim_cells
 
 # Everything below is copied into exported agents.
 
-ROLLOUT_MOVES = 5
-DISCOUNT = 0.95  # per move
+ROLLOUT_MOVES = 8
+DISCOUNT = 0.9  # per move
 POLICY_WEIGHT = 0.5  # points for each nat of the policy's log-probability
 NEVER = FAR + 1
 
@@ -62,19 +62,19 @@ def choose_as_territory(board: Board, i: int) -> int:
     """
     if not board.snakes[i]:
         return 0
-    beans = sum(board.bit(bean) for bean in board.beans)
+    beans = board.repeat(sum(board.bit(bean) for bean in board.beans))
     enough = min(len(board.snakes[i]), FAR)
     nearest = [NEVER] * 4
     for k, owned in enumerate(claim_cells(board, i), 1):
-        for d, cells in enumerate(owned):
-            if nearest[d] == NEVER and cells & beans:
-                nearest[d] = k
-        best = min(nearest)
-        if best < NEVER and count_cells(owned[nearest.index(best)]) >= enough:
-            break  # no other direction can come before it
-    sizes = [count_cells(cells) for cells in owned]
+        if owned & beans:
+            for d, reached in enumerate(board.split(owned & beans)):
+                if nearest[d] == NEVER and reached:
+                    nearest[d] = k
+            if board.count_cells(owned)[nearest.index(min(nearest))] >= enough:
+                break  # no other direction can come before it
+    sizes = board.count_cells(owned)
     moves, d = min((nearest[d] if sizes[d] >= enough else NEVER, d) for d in range(4))
     if moves < NEVER:
         return d
-    room = [count_cells(board.flood(cell, FAR)[-1]) for cell in board.around(i)]
+    room = board.count_cells(board.flood(i, FAR)[-1])
     return max(range(4), key=lambda d: (sizes[d], room[d]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from jaxrl.integrations.jidi.board import FAR, Board, count_cells
+from jaxrl.integrations.jidi.board import FAR, Board
 from jaxrl.integrations.jidi.obs_full import ONE, share
 
 # Everything below is copied into exported agents.
@@ -17,33 +17,33 @@ def territory(board: Board, i: int) -> list[list[int]]:
 
     Room within FAR moves, territory within NEAR and within FAR moves, opponents and mates that can meet it.
     """
-    around = board.around(i)
     mates = [k for k in board.others(i) if k < board.half]
     opponents = [k for k in board.others(i) if k >= board.half]
-    room = [count_cells(board.flood(cell, FAR)[-1]) for cell in around]
     territories = list(claim_cells(board, i))
     return [
-        [share(count, 100) for count in room],
-        [share(count_cells(cells), 20) for cells in territories[NEAR - 1]],
-        [share(count_cells(cells), 100) for cells in territories[FAR - 1]],
+        [share(count, 100) for count in board.count_cells(board.flood(i, FAR)[-1])],
+        [share(count, 20) for count in board.count_cells(territories[NEAR - 1])],
+        [share(count, 100) for count in board.count_cells(territories[FAR - 1])],
         [ONE * met for met in _meet(board, i, opponents)],
         [ONE * met for met in _meet(board, i, mates)],
     ]
 
 
-def claim_cells(board: Board, i: int) -> Iterator[list[int]]:
-    """Yield for moves 1 .. FAR the cells that snake i reaches before any other, by the direction of the first move.
+def claim_cells(board: Board, i: int) -> Iterator[int]:
+    """Yield for moves 1 .. FAR the cells that snake i reaches before any other, in lanes by the direction of the first.
 
     A cell reached in the same move is nobody's.
     """
+    width = board.cell_count
     heads = sum(board.bit(board.snakes[k][0]) for k in board.others(i) if board.snakes[k])
     others = board.spread(heads) & board.free[1]
-    owned = [board.bit(cell) & board.free[1] & ~others for cell in board.around(i)]
+    owned = board.first_cells(i) & board.repeat(board.free[1] & ~others)
     yield owned
     for free in board.free[2:]:
-        taken = owned[0] | owned[1] | owned[2] | owned[3]
-        others |= board.spread(others) & free & ~taken
-        owned = [cells and cells | board.spread(cells) & free & ~others for cells in owned]
+        reached = board.spread(owned | others << 4 * width)
+        taken = owned | owned >> width | owned >> 2 * width | owned >> 3 * width
+        others |= reached >> 4 * width & free & ~taken
+        owned |= reached & board.repeat(free & ~others)
         yield owned
 
 
@@ -60,11 +60,8 @@ def _survival(board: Board, i: int) -> list[int]:
     as long as that.
     """
     moves = min(FAR, len(board.snakes[i]))
-    survival = []
-    for cell in board.around(i):
-        sets = board.flood(cell, moves)
-        survival.append(next((k for k, cells in enumerate(sets, 1) if count_cells(cells) < k), FAR))
-    return survival
+    counts = [board.count_cells(cells) for cells in board.flood(i, moves)]
+    return [next((k for k, count in enumerate(counts, 1) if count[d] < k), FAR) for d in range(4)]
 
 
 def careful(board: Board, i: int, length: int) -> list[bool]:
