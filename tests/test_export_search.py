@@ -104,10 +104,12 @@ def test_a_plan_changes_one_snake_after_the_other(agent: Any) -> None:
         scores = np.log(rng.dirichlet(np.ones(4), 3))
         for i, ways in enumerate(open_directions(state)[:3]):
             scores[i, [d for d in range(4) if d not in ways]] = -np.inf
-        replies = [agent.choose_as_territory(board, k) for k in (3, 4, 5)]
+        opponent_moves = [agent.choose_as_territory(board, k) for k in (3, 4, 5)]
 
-        def estimate(moves: list[int], board: Any = board, scores: Any = scores, replies: Any = replies) -> float:
-            return agent.roll_out(board, moves + replies) + 0.5 * sum(scores[i, d] for i, d in enumerate(moves))
+        def estimate(
+            moves: list[int], board: Any = board, scores: Any = scores, opponent_moves: Any = opponent_moves
+        ) -> float:
+            return agent.roll_out(board, moves + opponent_moves) + 0.5 * sum(scores[i, d] for i, d in enumerate(moves))
 
         best = scores.argmax(-1).tolist()
         expected = list(best)

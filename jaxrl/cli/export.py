@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
         "--greedy", action="store_true", help="jidi: play the best action, as the other formats do, instead of sampling"
     )
     parser.add_argument(
-        "--search", action="store_true", help="jidi: choose moves by rollouts; a plan for a team takes some 30 ms"
+        "--search", action="store_true", help="jidi: choose moves by rollouts; a plan for a team takes about 20 ms"
     )
     add_checkpoint(parser)
     flags = parser.parse_args(list(argv))
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     policy = load_policy(flags.run, not flags.last, checkpoint=find_checkpoint(flags))
     for path in export(policy, flags.format, flags.out, greedy=flags.greedy, search=flags.search):
         print(f"wrote {path} ({path.stat().st_size / 2**10:,.0f} KiB)")
-    drawn = "its best actions" if flags.greedy else "chosen by rollouts" if flags.search else "drawn"
-    kind = {"safetensors": "parameters", "jidi": drawn}.get(flags.format, "its best actions")
+    actions = "best actions" if flags.greedy else "actions chosen by rollouts" if flags.search else "drawn actions"
+    kind = {"safetensors": "parameters", "jidi": actions}.get(flags.format, "best actions")
     print(f"the policy of {flags.run}, checkpoint {policy.step:,}, {kind}")
     return 0

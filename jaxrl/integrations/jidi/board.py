@@ -7,20 +7,21 @@ from typing import Any
 # Everything below is copied into exported agents.
 
 MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))  # actions: up, down, left, right
-LANES = 5
+LANES = 5  # one for each direction, and one more
 FAR = 20  # moves ahead that sets of free cells are known for: FAR of territory.py
 
 
 class Board:
     """The game from the side of the controlled snake's team: its own snakes come first.
 
-    A set of cells is an integer with one bit per cell, row by row. Sets can be lanes of one integer, each `cell_count`
-    bits wide: up to four for the directions, and a fifth.
+    A set of cells is an integer with one bit per cell, row by row. An integer can hold LANES sets in lanes of
+    `cell_count` bits: one for each direction, and a fifth that `claim_cells` uses for the other snakes.
 
     Attributes:
         height, width: rows and columns.
         steps, max_steps: steps made, and steps of a whole game.
         max_beans: most beans at a time.
+        cell_count: cells of the board, and bits of a lane.
         beans: cells (row, column) in the platform's order.
         snakes: cells of each snake, head first; none for a snake that could not respawn.
         half: number of snakes of a team.
@@ -36,10 +37,10 @@ class Board:
         beans: list[tuple[int, int]],
         steps: int,
         controlled: int,
-        size: tuple[int, int, int, int],
+        rules: tuple[int, int, int, int],
     ) -> None:
-        self._size = size
-        self.height, self.width, self.max_beans, self.max_steps = size
+        self._rules = rules
+        self.height, self.width, self.max_beans, self.max_steps = rules
         self.snakes = snakes
         self.beans = beans
         self.steps = steps
@@ -50,13 +51,13 @@ class Board:
             hungry = any(self.neighbour(cell, move) in beans for cell in body[:1] for move in MOVES)
             self.occupied.update({cell: k + hungry for k, cell in enumerate(reversed(body), 1)})
         self.cell_count = self.height * self.width
-        self._one = sum(1 << lane * self.cell_count for lane in range(LANES - 1))  # the first cell in four lanes
+        starts = [1 << lane * self.cell_count for lane in range(LANES)]
+        self._direction_starts = sum(starts[:4])
         row = (1 << self.width) - 1
         column = sum(1 << r * self.width for r in range(self.height))
         edges = (row, row << self.cell_count - self.width, column, column << self.width - 1)
-        lanes = self._one | 1 << (LANES - 1) * self.cell_count
-        self._edges = [edge * lanes for edge in edges]
-        self._inner = [(1 << LANES * self.cell_count) - 1 ^ edge for edge in self._edges]
+        self._edges = [edge * sum(starts) for edge in edges]
+        self._without_edges = [(1 << LANES * self.cell_count) - 1 ^ edge for edge in self._edges]
         self.free = self._find_free()
 
     @classmethod
@@ -67,8 +68,8 @@ class Board:
         half = len(bodies) // 2
         side, controlled = divmod(observation["controlled_snake_index"] - 2, half)
         snakes = bodies[half:] + bodies[:half] if side else bodies
-        size = observation["board_height"], observation["board_width"], settings["beans"], settings["max_steps"]
-        return cls(snakes, beans, steps, controlled, size)
+        rules = observation["board_height"], observation["board_width"], settings["beans"], settings["max_steps"]
+        return cls(snakes, beans, steps, controlled, rules)
 
     def _find_free(self) -> list[int]:
         leaving = [0] * (FAR + 1)
@@ -102,7 +103,7 @@ class Board:
                 snakes[k] = [] if dies else [head, *kept[k]]
                 gained[k] = (2 if dies else len(snakes[k])) - len(self.snakes[k])
         beans = [bean for bean in self.beans if bean not in heads]
-        return Board(snakes, beans, self.steps + 1, self.controlled, self._size), gained
+        return Board(snakes, beans, self.steps + 1, self.controlled, self._rules), gained
 
     # Cells
 
@@ -122,7 +123,7 @@ class Board:
 
     def repeat(self, cells: int) -> int:
         """A set in all four lanes of directions."""
-        return cells * self._one
+        return cells * self._direction_starts
 
     def split(self, lanes: int) -> list[int]:
         """The sets in the four lanes of directions."""
@@ -135,14 +136,14 @@ class Board:
     def spread(self, cells: int) -> int:
         """The cells of a set and all their neighbours, in each lane."""
         width = self.width
-        around = self.cell_count - width
+        wrap = self.cell_count - width
         top, bottom, left, right = self._edges
-        below, above, beyond, before = self._inner
-        up = (cells & below) >> width | (cells & top) << around
-        down = (cells & above) << width | (cells & bottom) >> around
-        back = (cells & beyond) >> 1 | (cells & left) << width - 1
-        forth = (cells & before) << 1 | (cells & right) >> width - 1
-        return cells | up | down | back | forth
+        not_top, not_bottom, not_left, not_right = self._without_edges
+        up = (cells & not_top) >> width | (cells & top) << wrap
+        down = (cells & not_bottom) << width | (cells & bottom) >> wrap
+        to_left = (cells & not_left) >> 1 | (cells & left) << width - 1
+        to_right = (cells & not_right) << 1 | (cells & right) >> width - 1
+        return cells | up | down | to_left | to_right
 
     # Snakes
 

@@ -10,7 +10,7 @@ from jaxrl.integrations.jidi.territory import claim_cells
 ROLLOUT_MOVES = 8
 DISCOUNT = 0.9  # per move
 POLICY_WEIGHT = 0.5  # points for each nat of the policy's log-probability
-NEVER = FAR + 1
+NEVER = FAR + 1  # for a bean that is not reached
 
 
 def plan(board: Board, logits: list[list[float]]) -> list[int]:
@@ -23,32 +23,32 @@ def plan(board: Board, logits: list[list[float]]) -> list[int]:
         board: from the side of the own team.
         logits: for each own snake one number per move, -inf for closed ones.
     """
-    replies = [choose_as_territory(board, k) for k in range(board.half, len(board.snakes))]
+    opponent_moves = [choose_as_territory(board, k) for k in range(board.half, len(board.snakes))]
 
     def estimate(moves: list[int]) -> float:
         policy = sum(logits[i][d] for i, d in enumerate(moves))
-        return roll_out(board, moves + replies) + POLICY_WEIGHT * policy
+        return roll_out(board, moves + opponent_moves) + POLICY_WEIGHT * policy
 
     chosen = [row.index(max(row)) for row in logits]
-    highest = estimate(chosen)
+    best_value = estimate(chosen)
     for i in range(board.half):
         for d in range(4):
-            if d != chosen[i] and logits[i][d] > -float("inf"):
+            if board.snakes[i] and d != chosen[i] and logits[i][d] > -float("inf"):
                 moves = chosen[:i] + [d] + chosen[i + 1 :]
-                estimated = estimate(moves)
-                if estimated > highest:
+                value = estimate(moves)
+                if value > best_value:
                     chosen = moves
-                    highest = estimated
+                    best_value = value
     return chosen
 
 
 def roll_out(board: Board, moves: list[int]) -> float:
-    """The own team's discounted points minus the other team's, from these first moves of all snakes on."""
-    snakes = range(len(board.snakes))
+    """The own team's discounted points minus the other team's, in a rollout that begins with these moves."""
+    indices = range(len(board.snakes))
     points = 0.0
     for k in range(min(ROLLOUT_MOVES, board.max_steps - board.steps)):
         if k:
-            moves = [choose_as_territory(board, i) for i in snakes]
+            moves = [choose_as_territory(board, i) for i in indices]
         board, gained = board.move(moves)
         points += DISCOUNT**k * (sum(gained[: board.half]) - sum(gained[board.half :]))
     return points
@@ -58,7 +58,7 @@ def choose_as_territory(board: Board, i: int) -> int:
     """The move that the scripted opponent `territory` makes with snake i.
 
     It goes to the nearest bean that it reaches before all other snakes, through a territory of at least as many cells
-    as its own length (or FAR); if there is none, to the most territory, then room.
+    as its own length (at most FAR); if there is none, to the most territory, then room.
     """
     if not board.snakes[i]:
         return 0

@@ -94,7 +94,7 @@ class Policy:
         return logits
 
     def masked_logits(self, board: Board, snakes: list[int]) -> np.ndarray:
-        """Return float32[len(snakes), 4], -inf for closed directions of these own snakes."""
+        """Return float32[len(snakes), 4], -inf for closed directions of these snakes of the own team."""
         logits = self.logits(self.team(board))[snakes]
         if not self.settings["masking"]:
             return logits

@@ -30,19 +30,19 @@ def territory(board: Board, i: int) -> list[list[int]]:
 
 
 def claim_cells(board: Board, i: int) -> Iterator[int]:
-    """Yield for moves 1 .. FAR the cells that snake i reaches before any other, in lanes by the direction of the first.
+    """Yield, for k = 1 .. FAR moves, the cells that snake i reaches before any other, in lanes by the first direction.
 
     A cell reached in the same move is nobody's.
     """
-    width = board.cell_count
+    lane = board.cell_count
     heads = sum(board.bit(board.snakes[k][0]) for k in board.others(i) if board.snakes[k])
     others = board.spread(heads) & board.free[1]
-    owned = board.first_cells(i) & board.repeat(board.free[1] & ~others)
+    owned = board.first_cells(i) & ~board.repeat(others)
     yield owned
     for free in board.free[2:]:
-        reached = board.spread(owned | others << 4 * width)
-        taken = owned | owned >> width | owned >> 2 * width | owned >> 3 * width
-        others |= reached >> 4 * width & free & ~taken
+        reached = board.spread(owned | others << 4 * lane)
+        taken = owned | owned >> lane | owned >> 2 * lane | owned >> 3 * lane
+        others |= reached >> 4 * lane & free & ~taken
         owned |= reached & board.repeat(free & ~others)
         yield owned
 
