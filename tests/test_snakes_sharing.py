@@ -5,15 +5,34 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from test_export_search import SETTINGS, draw_states
+from test_export import draw_body
 
 from bench.parity.snakes import stack
+from bench.reference.snakes import oracle
 from bench.reference.snakes.segments import from_segments
 from envs_jax.snakes import opponents, sharing
 from envs_jax.snakes.board import Board
 
+SETTINGS = oracle.CONFIGURATIONS["snakes_1v1"]
 BOARD = Board(6, 8)
 SHARING = opponents.NAMES.index("sharing")
+
+
+def draw_states(count):
+    """Boards of 6 x 8 cells with two snakes that fill half of them or more."""
+    rng = np.random.default_rng(3)
+    states = []
+    while len(states) < count:
+        free = set(SETTINGS.cells())
+        bodies = []
+        for _ in range(2):
+            bodies.append(draw_body(SETTINGS, free, int(rng.integers(12, 19)), rng))
+            free -= set(bodies[-1])
+        if all(bodies):
+            cells = sorted(free)
+            beans = [cells[k] for k in rng.choice(len(cells), 3, replace=False)]
+            states.append(oracle.State(bodies, [0, 0], beans, 5))
+    return states
 
 
 @functools.partial(jax.jit, static_argnums=1)
