@@ -160,6 +160,10 @@ def test_the_platform_gets_the_plan(agent: Any, monkeypatch: pytest.MonkeyPatch)
     agent.CLOCK.steps += 1
     answer(dataclasses.replace(states[-1], beans=states[-1].beans[:-1]), 0)
     assert len(plans) == 12
+    for beans in (states[0].beans, states[0].beans[:-1]):  # two games begin
+        start = dataclasses.replace(states[0], beans=beans)
+        agent.my_controller(agent_games.observation(start, SETTINGS, 0, None), None, False)
+    assert len(plans) == 14
 
 
 def test_a_single_snake_without_masks_searches(tmp_path: Path) -> None:
