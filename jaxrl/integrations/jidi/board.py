@@ -7,21 +7,21 @@ from typing import Any
 # Everything below is copied into exported agents.
 
 MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))  # actions: up, down, left, right
-LANES = 5  # one for each direction, and one more
+MOST_SETS = 5  # packed into one integer: one for each direction, and one for other snakes
 FAR = 20  # moves ahead that sets of free cells are known for: FAR of territory.py
 
 
 class Board:
     """The game from the side of the controlled snake's team: its own snakes come first.
 
-    A set of cells is an integer with one bit per cell, row by row. An integer can hold LANES sets in lanes of
-    `cell_count` bits: one for each direction, and a fifth that `claim_cells` uses for the other snakes.
+    A set of cells is an integer with one bit per cell, row by row. Up to MOST_SETS sets can be packed into
+    one integer, set k at bit k x `cell_count`: one for each direction, and a fifth that `claim_cells` needs.
 
     Attributes:
         height, width: rows and columns.
         steps, max_steps: steps made, and steps of a whole game.
         max_beans: most beans at a time.
-        cell_count: cells of the board, and bits of a lane.
+        cell_count: cells of the board, and bits of a set.
         beans: cells (row, column) in the platform's order.
         snakes: cells of each snake, head first; none for a snake that could not respawn.
         half: number of snakes of a team.
@@ -51,18 +51,18 @@ class Board:
             hungry = any(self.neighbour(cell, move) in beans for cell in body[:1] for move in MOVES)
             self.occupied.update({cell: k + hungry for k, cell in enumerate(reversed(body), 1)})
         self.cell_count = self.height * self.width
-        starts = [1 << lane * self.cell_count for lane in range(LANES)]
+        starts = [1 << k * self.cell_count for k in range(MOST_SETS)]
         self._direction_starts = sum(starts[:4])
         row = (1 << self.width) - 1
         column = sum(1 << r * self.width for r in range(self.height))
         edges = (row, row << self.cell_count - self.width, column, column << self.width - 1)
         self._edges = [edge * sum(starts) for edge in edges]
-        self._without_edges = [(1 << LANES * self.cell_count) - 1 ^ edge for edge in self._edges]
+        self._not_edges = [(1 << MOST_SETS * self.cell_count) - 1 ^ edge for edge in self._edges]
         self.free = self._find_free()
 
     @classmethod
     def read(cls, observation: dict[Any, Any], settings: dict[str, Any], steps: int) -> Board:
-        """The board of the platform's observation after so many steps."""
+        """Read the platform's observation of a game after this many steps."""
         bodies = [[(int(r), int(c)) for r, c in observation[k + 2]] for k in range(settings["snakes"])]
         beans = [(int(r), int(c)) for r, c in observation[1]]
         half = len(bodies) // 2
@@ -93,14 +93,14 @@ class Board:
         """
         heads = [self.around(k)[d] if self.snakes[k] else None for k, d in enumerate(directions)]
         ate = [head in self.beans and heads.index(head) == k for k, head in enumerate(heads)]
-        kept = [body if ate[k] else body[:-1] for k, body in enumerate(self.snakes)]
-        cells = {cell for body in kept for cell in body}
-        snakes: list[list[tuple[int, int]]] = [[] for _ in kept]
-        gained = [0] * len(kept)
+        without_tails = [body if ate[k] else body[:-1] for k, body in enumerate(self.snakes)]
+        cells = {cell for body in without_tails for cell in body}
+        snakes: list[list[tuple[int, int]]] = [[] for _ in heads]
+        gained = [0] * len(heads)
         for k, head in enumerate(heads):
             if head is not None:
                 dies = head in cells or heads.count(head) > 1
-                snakes[k] = [] if dies else [head, *kept[k]]
+                snakes[k] = [] if dies else [head, *without_tails[k]]
                 gained[k] = (2 if dies else len(snakes[k])) - len(self.snakes[k])
         beans = [bean for bean in self.beans if bean not in heads]
         return Board(snakes, beans, self.steps + 1, self.controlled, self._rules), gained
@@ -122,23 +122,23 @@ class Board:
         return 1 << cell[0] * self.width + cell[1]
 
     def repeat(self, cells: int) -> int:
-        """A set in all four lanes of directions."""
+        """The same set for each direction, packed."""
         return cells * self._direction_starts
 
-    def split(self, lanes: int) -> list[int]:
-        """The sets in the four lanes of directions."""
-        return [lanes >> d * self.cell_count & (1 << self.cell_count) - 1 for d in range(4)]
+    def split(self, packed: int) -> list[int]:
+        """The packed sets of the four directions."""
+        return [packed >> d * self.cell_count & (1 << self.cell_count) - 1 for d in range(4)]
 
-    def count_cells(self, lanes: int) -> list[int]:
-        """The numbers of cells in the four lanes of directions."""
-        return [bin(cells).count("1") for cells in self.split(lanes)]
+    def count_cells(self, packed: int) -> list[int]:
+        """The number of cells for each direction."""
+        return [bin(cells).count("1") for cells in self.split(packed)]
 
     def spread(self, cells: int) -> int:
-        """The cells of a set and all their neighbours, in each lane."""
+        """The cells of a set and all their neighbours, of packed sets for each."""
         width = self.width
         wrap = self.cell_count - width
         top, bottom, left, right = self._edges
-        not_top, not_bottom, not_left, not_right = self._without_edges
+        not_top, not_bottom, not_left, not_right = self._not_edges
         up = (cells & not_top) >> width | (cells & top) << wrap
         down = (cells & not_bottom) << width | (cells & bottom) >> wrap
         to_left = (cells & not_left) >> 1 | (cells & left) << width - 1
@@ -156,12 +156,12 @@ class Board:
         return [self.neighbour(self.snakes[i][0], move) for move in MOVES]
 
     def first_cells(self, i: int) -> int:
-        """The cells around the head of snake i that are free after a move, each in the lane of its direction."""
+        """The cells around the head of snake i that are free after a move, packed by direction."""
         cells = sum(self.bit(cell) << d * self.cell_count for d, cell in enumerate(self.around(i)))
         return cells & self.repeat(self.free[1])
 
     def flood(self, i: int, moves: int, foresight: int = FAR) -> list[int]:
-        """The cells that snake i reaches in k moves, in lanes by the direction of the first: for each k = 1 .. `moves`.
+        """The cells that snake i reaches in k moves, packed by the direction of the first: for each k = 1 .. `moves`.
 
         What is not free after `foresight` moves stays.
         """

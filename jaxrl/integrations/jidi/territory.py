@@ -30,19 +30,19 @@ def territory(board: Board, i: int) -> list[list[int]]:
 
 
 def claim_cells(board: Board, i: int) -> Iterator[int]:
-    """Yield, for k = 1 .. FAR moves, the cells that snake i reaches before any other, in lanes by the first direction.
+    """Yield, for k = 1 .. FAR moves, the cells that snake i reaches before any other, packed by the first direction.
 
     A cell reached in the same move is nobody's.
     """
-    lane = board.cell_count
+    bits = board.cell_count
     heads = sum(board.bit(board.snakes[k][0]) for k in board.others(i) if board.snakes[k])
     others = board.spread(heads) & board.free[1]
     owned = board.first_cells(i) & ~board.repeat(others)
     yield owned
     for free in board.free[2:]:
-        reached = board.spread(owned | others << 4 * lane)
-        taken = owned | owned >> lane | owned >> 2 * lane | owned >> 3 * lane
-        others |= reached >> 4 * lane & free & ~taken
+        reached = board.spread(owned | others << 4 * bits)
+        own_cells = owned | owned >> bits | owned >> 2 * bits | owned >> 3 * bits
+        others |= reached >> 4 * bits & free & ~own_cells
         owned |= reached & board.repeat(free & ~others)
         yield owned
 
