@@ -76,7 +76,8 @@ def test_the_first_of_two_snakes_that_meet_on_a_bean_eats_it(agent: Any) -> None
     assert not after.beans
 
 
-def test_snakes_of_a_rollout_play_as_the_opponent_territory(agent: Any) -> None:
+def test_the_longest_snake_of_a_rollout_plays_as_the_opponent_territory(agent: Any) -> None:
+    """No longer snake keeps out of its way; right after the start that holds for all snakes."""
     env = make("snakes_3v3")
     states = play_states(SETTINGS, 300) + draw_states(SETTINGS, 100)
     games = stack(
@@ -90,10 +91,58 @@ def test_snakes_of_a_rollout_play_as_the_opponent_territory(agent: Any) -> None:
         return opponents.act(env.board, games, slice(6), jnp.full(shape, level), jnp.zeros(shape, jnp.uint32), (level,))
 
     expected = np.asarray(choose(games)).T
-    boards = [read_board(agent, state) for state in states]
-    chosen = [[agent.choose_as_territory(board, i) for i in range(6)] for board in boards]
-    np.testing.assert_array_equal(chosen, expected)
-    assert len(np.unique(expected)) == 4
+    chosen = np.array([[agent.choose_move(read_board(agent, state), i) for i in range(6)] for state in states])
+    lengths = np.array([[len(body) for body in state.bodies] for state in states])
+    longest = lengths == lengths.max(-1, keepdims=True)
+    assert longest.sum() > 500
+    np.testing.assert_array_equal(chosen[longest], expected[longest])
+    assert len(np.unique(expected[longest])) == 4
+    assert np.any(chosen != expected)
+
+
+def spread_in_sets(state: oracle.State, free: list[set[Any]], i: int, longer: list[int]) -> list[list[set[Any]]]:
+    """The cells of snake i by the direction of its first move, after each move, in plain sets of cells."""
+
+    def next_to(cells: set[Any]) -> set[Any]:
+        return {SETTINGS.neighbour(cell, d) for cell in cells for d in range(4)}
+
+    head = state.bodies[i][0]
+    others = {body[0] for k, body in enumerate(state.bodies) if body and k != i and k not in longer}
+    late = {state.bodies[k][0] for k in longer}
+    others = next_to(others) & free[1]
+    ways = [{SETTINGS.neighbour(head, d)} & free[1] - others for d in range(4)]
+    late = next_to(late) & free[1] - others - set().union(*ways)
+    rows = [ways]
+    for cells in free[2:]:
+        others = others | next_to(others) & cells - late - set().union(*ways)
+        ways = [way | next_to(way) & cells - others - late for way in ways]
+        late = late | next_to(late) & cells - others - set().union(*ways)
+        rows.append(ways)
+    return rows
+
+
+def test_longer_snakes_leave_cells_that_are_reached_in_the_same_move(agent: Any) -> None:
+    met = 0
+    for state in (play_states(SETTINGS, 300) + draw_states(SETTINGS, 100))[::20]:
+        board = read_board(agent, state)
+        cells = [(r, c) for r in range(SETTINGS.height) for c in range(SETTINGS.width)]
+        free = [{cell for cell in cells if packed & board.bit(cell)} for packed in board.free]
+        for i in (k for k, body in enumerate(state.bodies) if body):
+            longer = [k for k, body in enumerate(state.bodies) if len(body) > len(state.bodies[i])]
+            expected = spread_in_sets(state, free, i, longer)
+            claimed = [board.split(packed) for packed in agent.claim_cells(board, i, longer)]
+            assert claimed == [[sum(board.bit(cell) for cell in way) for way in ways] for ways in expected]
+            met += expected != spread_in_sets(state, free, i, [])
+    assert met > 100
+
+
+def test_the_shorter_of_two_snakes_goes_to_a_bean_as_far_from_both(agent: Any) -> None:
+    bodies = [[(5, 2), (5, 1), (5, 0)], [(5, 8), (5, 9), (5, 10), (5, 11)]]
+    bodies += [[(0, c), (0, c + 1), (0, c + 2)] for c in (0, 5, 10, 15)]
+    state = oracle.State(bodies, [oracle.RIGHT, *[oracle.LEFT] * 5], [(5, 5)], 3)
+    board = read_board(agent, state)
+    assert agent.choose_move(board, 0) == oracle.RIGHT
+    assert agent.choose_move(board, 1) != oracle.LEFT
 
 
 def test_a_plan_changes_one_snake_after_the_other(agent: Any) -> None:
@@ -104,7 +153,7 @@ def test_a_plan_changes_one_snake_after_the_other(agent: Any) -> None:
         scores = np.log(rng.dirichlet(np.ones(4), 3))
         for i, ways in enumerate(open_directions(state)[:3]):
             scores[i, [d for d in range(4) if d not in ways]] = -np.inf
-        opponent_moves = [agent.choose_as_territory(board, k) for k in (3, 4, 5)]
+        opponent_moves = [agent.choose_move(board, k) for k in (3, 4, 5)]
 
         def estimate(
             moves: list[int], board: Any = board, scores: Any = scores, opponent_moves: Any = opponent_moves

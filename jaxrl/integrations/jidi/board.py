@@ -7,7 +7,7 @@ from typing import Any
 # Everything below is copied into exported agents.
 
 MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))  # actions: up, down, left, right
-MOST_SETS = 5  # packed into one integer: one for each direction, and one for other snakes
+MOST_SETS = 6  # packed into one integer: one for each direction, and two for other snakes
 FAR = 20  # moves ahead that sets of free cells are known for: FAR of territory.py
 
 
@@ -15,7 +15,7 @@ class Board:
     """The game from the side of the controlled snake's team: its own snakes come first.
 
     A set of cells is an integer with one bit per cell, row by row. Up to MOST_SETS sets can be packed into
-    one integer, set k at bit k x `cell_count`: one for each direction, and a fifth that `claim_cells` needs.
+    one integer, set k at bit k x `cell_count`: one for each direction, and two more that `claim_cells` needs.
 
     Attributes:
         height, width: rows and columns.

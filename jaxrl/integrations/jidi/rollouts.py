@@ -17,13 +17,13 @@ def plan(board: Board, logits: list[list[float]]) -> list[int]:
     """Return the moves of the own team: the policy's best ones, changed for one snake after the other where that pays.
 
     One step of policy improvement by rollouts (Tesauro and Galperin 1996, "On-line Policy Improvement using
-    Monte-Carlo Search"). After the first moves all snakes of a rollout play as the scripted opponent `territory`.
+    Monte-Carlo Search"). After the first moves all snakes of a rollout play by `choose_move`.
 
     Args:
         board: from the side of the own team.
         logits: for each own snake one number per move, -inf for closed ones.
     """
-    opponent_moves = [choose_as_territory(board, k) for k in range(board.half, len(board.snakes))]
+    opponent_moves = [choose_move(board, k) for k in range(board.half, len(board.snakes))]
 
     def estimate(moves: list[int]) -> float:
         policy = sum(logits[i][d] for i, d in enumerate(moves))
@@ -48,24 +48,26 @@ def roll_out(board: Board, moves: list[int]) -> float:
     points = 0.0
     for k in range(min(ROLLOUT_MOVES, board.max_steps - board.steps)):
         if k:
-            moves = [choose_as_territory(board, i) for i in indices]
+            moves = [choose_move(board, i) for i in indices]
         board, gained = board.move(moves)
         points += DISCOUNT**k * (sum(gained[: board.half]) - sum(gained[board.half :]))
     return points
 
 
-def choose_as_territory(board: Board, i: int) -> int:
-    """The move that the scripted opponent `territory` makes with snake i.
+def choose_move(board: Board, i: int) -> int:
+    """The move of snake i in a rollout: as the scripted opponent `territory`, but longer snakes keep out of its way.
 
-    It goes to the nearest bean that it reaches before all other snakes, through a territory of at least as many cells
-    as its own length (at most FAR); if there is none, to the most territory, then room.
+    It goes to the nearest bean that it reaches before all other snakes, or in the same move as longer ones, which lose
+    more where heads meet, through a territory of at least as many cells as its own length (at most FAR); if there is
+    none, to the most territory, then room.
     """
     if not board.snakes[i]:
         return 0
     beans = board.repeat(sum(board.bit(bean) for bean in board.beans))
     enough = min(len(board.snakes[i]), FAR)
     nearest = [NEVER] * 4
-    for k, owned in enumerate(claim_cells(board, i), 1):
+    longer = [k for k in board.others(i) if len(board.snakes[k]) > len(board.snakes[i])]
+    for k, owned in enumerate(claim_cells(board, i, longer), 1):
         if owned & beans:
             for d, reached in enumerate(board.split(owned & beans)):
                 if nearest[d] == NEVER and reached:
