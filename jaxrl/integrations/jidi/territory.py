@@ -35,20 +35,19 @@ def claim_cells(board: Board, i: int, longer: Sequence[int] = ()) -> Iterator[in
     A cell reached in the same move is nobody's, but these longer snakes leave it to snake i.
     """
     bits = board.cell_count
-    whole_board = (1 << bits) - 1
     free = board.free[1]
     heads = {k: board.bit(board.snakes[k][0]) for k in board.others(i) if board.snakes[k]}
     others = board.spread(sum(heads[k] for k in heads if k not in longer)) & free
     owned = board.first_cells(i) & ~board.repeat(others)
     own_cells = owned | owned >> bits | owned >> 2 * bits | owned >> 3 * bits
-    longer_cells = board.spread(sum(heads[k] for k in longer)) & free & ~(own_cells | others)
+    longer_cells = board.spread(sum(heads[k] for k in longer)) & free & ~own_cells
     yield owned
     for free in board.free[2:]:
         reached = board.spread(owned | others << 4 * bits | longer_cells << 5 * bits)
-        others |= reached >> 4 * bits & whole_board & free & ~(own_cells | longer_cells)
+        others |= reached >> 4 * bits & free & ~(own_cells | longer_cells)
         owned |= reached & board.repeat(free & ~(others | longer_cells))
         own_cells = owned | owned >> bits | owned >> 2 * bits | owned >> 3 * bits
-        longer_cells |= reached >> 5 * bits & free & ~(own_cells | others)
+        longer_cells |= reached >> 5 * bits & free & ~own_cells
         yield owned
 
 
