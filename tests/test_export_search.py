@@ -77,7 +77,7 @@ def test_the_first_of_two_snakes_that_meet_on_a_bean_eats_it(agent: Any) -> None
 
 
 def test_the_longest_snake_of_a_rollout_plays_as_the_opponent_territory(agent: Any) -> None:
-    """No longer snake keeps out of its way; right after the start that holds for all snakes."""
+    """No snake is longer, so none keeps out of its way; all snakes are the longest as long as all have equal lengths."""
     env = make("snakes_3v3")
     states = play_states(SETTINGS, 300) + draw_states(SETTINGS, 100)
     games = stack(
