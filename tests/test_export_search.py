@@ -77,7 +77,7 @@ def test_the_first_of_two_snakes_that_meet_on_a_bean_eats_it(agent: Any) -> None
 
 
 def test_the_longest_snake_of_a_rollout_plays_as_the_opponent_territory(agent: Any) -> None:
-    """No snake is longer, so none keeps out of its way; all snakes are the longest as long as all have equal lengths."""
+    """No snake is longer, so none keeps out of its way. At equal lengths all snakes are the longest."""
     env = make("snakes_3v3")
     states = play_states(SETTINGS, 300) + draw_states(SETTINGS, 100)
     games = stack(
