@@ -79,7 +79,7 @@ def test_targets_and_weights_of_a_rollout_by_hand() -> None:
     close(np.transpose(weight), [[1.25, 0, 1.25, 1.25, 0], [1.25] * 5], 1e-6)
 
 
-def test_the_critic_sees_fractions_beside_integer_observations() -> None:
+def test_the_critic_sees_fractions_next_to_integer_observations() -> None:
     """A view with values from 0 to 1 is stored as small as the observations are, unless these are whole numbers."""
     spec = dataclasses.replace(
         VECTOR,
@@ -233,7 +233,7 @@ def make_minibatch(samples: int, shards: int = 1) -> dict[str, np.ndarray]:
 
 
 def test_metrics_of_an_actor_update_in_numpy() -> None:
-    """The loss is that of the policy that acts; entropy is of the masked policy without exploration."""
+    """The loss is of the policy that acts; entropy is of the masked policy without exploration."""
     algo = small(normalize_advantage=True, entropy_weight=0.25)
     batch = make_minibatch(12)
     actor = init_params(algo).actor

@@ -123,7 +123,7 @@ def recorded() -> Recorded:
 
 
 def test_weights_and_epsilon_of_the_records(recorded: Recorded) -> None:
-    """Exploration is that of the last mission of the training step."""
+    """Exploration is as in the last mission of the training step."""
     params = recorded.params
     networks = {"actor": params.actor.params, "critic": params.critic.params, "target": params.first_target}
     for label, tree in networks.items():

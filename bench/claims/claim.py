@@ -127,7 +127,7 @@ def choose(claims: Mapping[str, Claim], names: Sequence[str], tier: str | None) 
 
 
 def take(result: Any, path: str, run: str = "") -> float:
-    """Return the figure of a path in a result, see `Figure`; `run` stands for {run}. Raises UsageError."""
+    """Return the figure of a path in a result, see `Figure`; `run` replaces {run}. Raises UsageError."""
     value = result
     try:
         for step in path.split("/"):

@@ -25,8 +25,8 @@ RESULTS = "bench/results"
 _LINE = re.compile(r"^<!-- (?:((?:generated:|settings|names:|api) .+)|end) -->$", re.MULTILINE)
 _MACRO = "generated: "
 NOTE = (
-    f"{formats.RECORDED} Not yet measured by `python -m bench.claims` with all seeds: figures of one seed, or of "
-    "earlier commits (see CHANGELOG.md)."
+    f"{formats.RECORDED} Not yet measured by `python -m bench.claims` with all seeds: figures of one seed, or from "
+    "before it (see CHANGELOG.md)."
 )
 
 Tables = Mapping[str, Callable[[], str]]

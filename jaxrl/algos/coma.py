@@ -15,7 +15,7 @@ then learns in this order:
 4. Each epoch (or each of the last `actor_epochs`) then takes a step of the actor on every minibatch, with these values:
    the advantage is A = Q(s, a) - sum_b pi(b) Q(s, b), and the loss is -mean w A log pi(a): `actor_loss`. The preset
    `coma` clips ratios, adds an entropy bonus, and takes y in place of Q(s, a) in A (`advantage: return`); the values
-   of the baseline are then those of the critic before it learns these y: `prepare`.
+   of the baseline then come from the critic before it learns these y: `prepare`.
 
 The policy is pi = mask ((1 - epsilon) softmax(logits) + epsilon / n), renormalised. The weight w is 0 where an episode
 has ended, as the action on its last observation is ignored, and for absent agents; elsewhere it is constant, and its

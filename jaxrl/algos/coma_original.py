@@ -37,7 +37,8 @@ def original_actor_loss(
     """Return the loss, its advantage and its log-probability."""
     assert_equal_shape([logits, mask, values])
     assert_equal_shape([action, weight])
-    mixed, mask = distributions.epsilon_mix(logits, epsilon), mask.astype(jnp.float32)
+    mixed = distributions.epsilon_mix(logits, epsilon)
+    mask = mask.astype(jnp.float32)
     allowed = mixed * mask
     action_probs = jnp.maximum(allowed / jnp.maximum(allowed.sum(-1, keepdims=True), 1e-5), 1e-5)
     advantage = distributions.select_action_value(values, action) - jnp.sum(action_probs * values * mask, axis=-1)
@@ -110,7 +111,7 @@ class ComaOriginal(Coma):
     """COMA with the targets and the actor's loss of the public repository."""
 
     fixed_settings: ClassVar[Mapping[str, Any]] = {
-        "clip_ratio": 0, "target_kl": 0, "advantage": "critic", "normalize_advantage": False,
+        "clip_ratio": 0, "target_kl": 0, "tau": 0, "advantage": "critic", "normalize_advantage": False,
         "memory": "none", "message_passing": "none", "share_parameters": True,
     }  # fmt: skip
 

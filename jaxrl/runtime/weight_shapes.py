@@ -13,7 +13,7 @@ from jaxrl.common.errors import UserError, usage_errors
 from jaxrl.rl.data_parallel import DataParallel
 from jaxrl.runtime.config import Config
 
-ENV = "env"  # stands for the name of the environment and all its settings
+ENV = "env"  # a key for the name of the environment and all its settings
 
 
 def state_shapes(algo: Algorithm) -> AlgoState:

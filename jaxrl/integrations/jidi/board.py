@@ -8,7 +8,7 @@ from typing import Any
 
 MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))  # actions: up, down, left, right
 MOST_SETS = 6  # packed into one integer: one for each direction, and two for other snakes
-FAR = 20  # moves ahead that sets of free cells are known for: FAR of territory.py
+FAR = 20  # moves ahead that sets of free cells are known for: FAR of envs_jax/snakes/territory.py
 
 
 class Board:
@@ -128,6 +128,11 @@ class Board:
     def split(self, packed: int) -> list[int]:
         """The packed sets of the four directions."""
         return [packed >> d * self.cell_count & (1 << self.cell_count) - 1 for d in range(4)]
+
+    def unite(self, packed: int) -> int:
+        """The cells in any of the packed sets of the four directions, in the first set; the others hold rests."""
+        cell_count = self.cell_count
+        return packed | packed >> cell_count | packed >> 2 * cell_count | packed >> 3 * cell_count
 
     def count_cells(self, packed: int) -> list[int]:
         """The number of cells for each direction."""

@@ -8,7 +8,11 @@ from jaxrl.integrations.jidi.board import MOVES, Board
 
 # Everything below is copied into exported agents.
 
-RADIUS, REACH, STEPS, ONE = 3, 5, 10, 100  # RADIUS, REACH, MOVES and ONE of obs_full.py
+# As in envs_jax/snakes/obs_full.py, where STEPS is MOVES.
+RADIUS = 3
+REACH = 5
+STEPS = 10
+ONE = 100
 UPRIGHT = [0, 1, 2, 3]  # the frame of the board itself
 
 

@@ -32,8 +32,9 @@ def plan(board: Board, logits: list[list[float]]) -> list[int]:
     chosen = [row.index(max(row)) for row in logits]
     best_value = estimate(chosen)
     for i in range(board.half):
+        best = chosen[i]
         for d in range(4):
-            if board.snakes[i] and d != chosen[i] and logits[i][d] > -float("inf"):
+            if board.snakes[i] and d != best and logits[i][d] > -float("inf"):
                 moves = chosen[:i] + [d] + chosen[i + 1 :]
                 value = estimate(moves)
                 if value > best_value:

@@ -34,20 +34,20 @@ def claim_cells(board: Board, i: int, longer: Sequence[int] = ()) -> Iterator[in
 
     A cell reached in the same move is nobody's, but these longer snakes leave it to snake i.
     """
-    bits = board.cell_count
+    cell_count = board.cell_count
     free = board.free[1]
     heads = {k: board.bit(board.snakes[k][0]) for k in board.others(i) if board.snakes[k]}
     others = board.spread(sum(heads[k] for k in heads if k not in longer)) & free
     owned = board.first_cells(i) & ~board.repeat(others)
-    own_cells = owned | owned >> bits | owned >> 2 * bits | owned >> 3 * bits
+    own_cells = board.unite(owned)
     longer_cells = board.spread(sum(heads[k] for k in longer)) & free & ~own_cells
     yield owned
     for free in board.free[2:]:
-        reached = board.spread(owned | others << 4 * bits | longer_cells << 5 * bits)
-        others |= reached >> 4 * bits & free & ~(own_cells | longer_cells)
+        reached = board.spread(owned | others << 4 * cell_count | longer_cells << 5 * cell_count)
+        others |= reached >> 4 * cell_count & free & ~(own_cells | longer_cells)
         owned |= reached & board.repeat(free & ~(others | longer_cells))
-        own_cells = owned | owned >> bits | owned >> 2 * bits | owned >> 3 * bits
-        longer_cells |= reached >> 5 * bits & free & ~own_cells
+        own_cells = board.unite(owned)
+        longer_cells |= reached >> 5 * cell_count & free & ~own_cells
         yield owned
 
 
