@@ -434,6 +434,7 @@ def test_original_targets_see_all_missions() -> None:
         ({"actor_epochs": 9}, "actor_epochs 9 exceeds num_epochs 2: lower it"),
         ({"normalize_advantage": True, "minibatch_size": 1}, "one sample, .* raise minibatch_size or num_envs, or"),
         (ORIGINAL | {"clip_ratio": 0.1}, "clip_ratio does not apply to coma_original"),
+        (ORIGINAL | {"tau": 0.1}, "tau does not apply to coma_original"),
         (ORIGINAL | {"spec": VECTOR}, "coma_original needs episodes that all have the same length"),
         ({"spec": dataclasses.replace(VECTOR, action=Box((2,)))}, "coma needs discrete actions, 'vector' has"),
         ({"spec": dataclasses.replace(VECTOR, critic_input=None)}, "coma needs a centralised observation, but"),
