@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 import envs_jax
+from bench import env_throughput
 from bench.claims import __main__ as command
 from bench.claims import claim as claims
 from bench.claims import needs, result, run
@@ -102,6 +103,17 @@ def test_commands_are_what_the_programs_take(
     monkeypatch.setattr(train_flags.Parser, "parse_args", parse_args)
     with pytest.raises(Parsed):
         importlib.import_module(module).main(words)
+
+
+SPEEDS = [name for name, claim in CLAIMS.items() if claim.command.startswith("bench.env_throughput ")]
+
+
+@pytest.mark.parametrize("name", SPEEDS)
+def test_speeds_are_compared_with_a_baseline(name: str) -> None:
+    if "metaworld" in CLAIMS[name].needs:
+        pytest.importorskip("metaworld")
+    request = env_throughput.parse(run.fill(CLAIMS[name].command, PLACES)[1:])[1]
+    assert env_throughput.find_baseline(request, []) is not None
 
 
 def test_results_are_of_the_commands_and_judged_by_what_is_expected() -> None:
