@@ -60,11 +60,11 @@ def test_the_policy_of_the_package_plays(tmp_path, capsys):
 
 def test_what_is_no_player_is_refused(tmp_path, capsys):
     (tmp_path / "submission.py").write_text(GREEDY)
-    assert public_agent.main(["level9", "--agent", str(tmp_path)]) == 1
+    assert public_agent.main(["level9", "--agent", str(tmp_path)]) == 2
     assert "level9 is neither the directory of a run nor one of random, level1" in capsys.readouterr().err
     assert public_agent.main(["pretrained:snake", "--agent", str(tmp_path)]) == 2
     assert "unknown pretrained policy 'snake': did you mean 'snakes'?" in capsys.readouterr().err
-    assert public_agent.main(["pretrained:reach", "--agent", str(tmp_path)]) == 1
+    assert public_agent.main(["pretrained:reach", "--agent", str(tmp_path)]) == 2
     assert "pretrained:reach was trained on 'reach', which has no other team" in capsys.readouterr().err
-    assert public_agent.main(["level2", "--agent", str(tmp_path / "none.py")]) == 1
+    assert public_agent.main(["level2", "--agent", str(tmp_path / "none.py")]) == 2
     assert "none.py does not exist" in capsys.readouterr().err

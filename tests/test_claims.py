@@ -246,7 +246,7 @@ def test_a_broken_claim_says_which_figure_is_what_and_should_be_what(programs: P
     assert capfd.readouterr().out == sentence
     assert programs.read("two_stages")["verdict"]["figures"]["entropy"]["holds"] is False
     assert command.main(["--list"]) == 0
-    assert "does not hold at c0ffee, 2 runs" in capfd.readouterr().out
+    assert "does not hold at c0ffee, 2 of 2 runs" in capfd.readouterr().out
 
 
 def test_the_tolerance_of_fewer_seeds_is_wider(programs: Programs, capfd: Capture) -> None:

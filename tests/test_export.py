@@ -361,6 +361,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     for argv, sentence in (
         ([str(folder)], "say what to write: --format safetensors or stablehlo or onnx or numpy or jidi"),
+        ([str(folder), "--search"], "say what to write: --format jidi, which --search is for"),
         ([str(folder), "--format", "jid"], "unknown format 'jid': did you mean 'jidi'?"),
         (words, "say where to write: --out DIR"),
         (["nowhere", *words[1:], "--out", str(out)], "nowhere does not exist"),

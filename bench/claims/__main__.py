@@ -29,8 +29,7 @@ def describe(claim: Claim) -> list[str]:
     verdict = "not run yet"
     if measured is not None:
         holds = "holds" if measured["verdict"]["holds"] else "does not hold"
-        count = len(measured["rows"])
-        verdict = f"{holds} at {measured['rows'][-1]['commit'][:8]}, {count} run{'s' if count > 1 else ''}"
+        verdict = f"{holds} at {measured['rows'][-1]['commit'][:8]}, {len(measured['rows'])} of {len(claim.seeds)} runs"
     return [claim.name, claim.tier, claim.kind, cost, ", ".join(claim.needs), verdict]
 
 

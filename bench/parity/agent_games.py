@@ -14,18 +14,18 @@ import numpy as np
 
 from bench.reference.snakes import oracle
 from bench.reference.snakes.opponents import Policy, play
-from jaxrl.common.errors import UserError
+from jaxrl.common.errors import UsageError
 
 NAMES = ("up", "down", "left", "right")
 Controller = Callable[[dict[Any, Any], Any, bool], list[list[int]]]
 
 
 def load_agent(directory: Path) -> Any:
-    """Load the agent's module from a directory or a file, anew at each call. Raises UserError."""
+    """Load the agent's module from a directory or a file, anew at each call. Raises UsageError."""
     path = directory / "submission.py" if directory.is_dir() else directory
     spec = importlib.util.spec_from_file_location("submission", path)
     if spec is None or spec.loader is None or not path.is_file():
-        raise UserError(f"{path} does not exist: name the directory that jaxrl.export wrote")
+        raise UsageError(f"{path} does not exist: name a submission.py, or the directory that jaxrl.export wrote")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

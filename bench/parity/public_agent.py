@@ -34,7 +34,7 @@ from envs_jax.snakes.segments import to_segments
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.process import speed_up_start
 from jaxrl.cli.values import add_int, add_seed
-from jaxrl.common.errors import UserError
+from jaxrl.common.errors import UsageError
 from jaxrl.evaluation import policies
 from jaxrl.evaluation.league import estimate_points, get_match_rules
 from jaxrl.evaluation.policies import PolicySet
@@ -129,16 +129,16 @@ def play(
 def player(name: str, games: int, greedy: bool, search: bool) -> tuple[PolicySet, str | list[Controller]]:
     """Return a run, however it is named, or a scripted player, as (its environment and policies, what plays).
 
-    A run is exported, and its agent loaded anew for each game. Raises UserError.
+    A run is exported, and its agent loaded anew for each game. Raises UsageError.
     """
     env: Any = make("snakes_3v3")
     if name in env.baselines and not Path(name).is_dir():
         return policies.load(None, env.name, dataclasses.asdict(env)), name
     if not follow_latest(split_checkpoint(name)[0]).is_dir():
-        raise UserError(f"{name} is neither the directory of a run nor one of {', '.join(env.baselines)}")
+        raise UsageError(f"{name} is neither the directory of a run nor one of {', '.join(env.baselines)}")
     run = policies.load_run(name)
     if run.env.env.match_rules is None:
-        raise UserError(f"{name} was trained on '{run.name}', which has no other team: name a run of snakes")
+        raise UsageError(f"{name} was trained on '{run.name}', which has no other team: name a run of snakes")
     assert run.algo is not None
     with tempfile.TemporaryDirectory() as folder:
         for file, content in jidi_files(run.env.env, run.algo, run.params, greedy, search).items():

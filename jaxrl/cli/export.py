@@ -41,7 +41,8 @@ def main(argv: Sequence[str]) -> int:
     flags = parser.parse_args(list(argv))
     check_transfers()
     if flags.format is None:
-        raise UsageError(f"say what to write: --format {' or '.join(FORMATS)}")
+        formats = ["jidi, which --search is for"] if flags.search else FORMATS
+        raise UsageError(f"say what to write: --format {' or '.join(formats)}")
     if flags.out is None:
         raise UsageError("say where to write: --out DIR")
     if flags.format == RUN:
