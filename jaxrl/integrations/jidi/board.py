@@ -130,7 +130,7 @@ class Board:
         return [packed >> d * self.cell_count & (1 << self.cell_count) - 1 for d in range(4)]
 
     def unite(self, packed: int) -> int:
-        """The cells in any of the packed sets of the four directions, in the first set; the others hold rests."""
+        """The union of the packed sets of the four directions, in the lowest `cell_count` bits; ignore the others."""
         cell_count = self.cell_count
         return packed | packed >> cell_count | packed >> 2 * cell_count | packed >> 3 * cell_count
 

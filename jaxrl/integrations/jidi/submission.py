@@ -48,7 +48,7 @@ class Clock:
         self.cells: Any = None
 
     def read(self, observation: dict[Any, Any], settings: dict[str, Any]) -> int:
-        """The steps made, at most as many as a whole game has."""
+        """Return the number of steps made, at most the length of a game."""
         lists = [observation[k] for k in range(1, settings["snakes"] + 2)]
         cells = [[tuple(cell) for cell in cells] for cells in lists]  # a copy: the platform changes its lists
         if observation.get("last_direction") is None:
